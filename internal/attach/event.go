@@ -1,0 +1,87 @@
+package attach
+
+import (
+	"github.com/berthkv/berth/internal/fault"
+	"github.com/berthkv/berth/internal/kv"
+)
+
+// Part says what a local connection is.
+type Part string
+
+const (
+	PartScheduler Part = "scheduler"
+	PartWorker    Part = "worker"
+	PartTool      Part = "tool" // no engine_id, no memory: status, cancel, drain
+)
+
+// Event happens to the agent's local side.
+type Event interface{ event() }
+
+// Hello: a connection introduces itself.
+type Hello struct {
+	Conn      kv.ConnID
+	Call      kv.CallID
+	Version   uint64
+	EngineID  string
+	Part      Part
+	Rank      int64
+	Facts     kv.Facts
+	Shape     []int64
+	TokensKey string
+	Process   int // pid; 0: unknown PID namespace, counts as alive
+}
+
+// ConnLost: the connection is gone.
+type ConnLost struct{ Conn kv.ConnID }
+
+// ProcessGone: that process has exited.
+type ProcessGone struct{ Process int }
+
+// Tick: time has passed.
+type Tick struct{}
+
+// Action is for the shell to carry out, in order.
+type Action interface{ action() }
+
+// Accept answers a Hello; WithPools says whether the memfds go along.
+type Accept struct {
+	Conn      kv.ConnID
+	Call      kv.CallID
+	WithPools bool
+}
+
+// Refuse answers a Hello with an error and closes the connection.
+type Refuse struct {
+	Conn kv.ConnID
+	Call kv.CallID
+	Err  *fault.Error
+}
+
+// Lost goes on to both cores: what Conn staged or claimed is quarantined. Last
+// says that no connection of that engine is left.
+type Lost struct {
+	Conn     kv.ConnID
+	EngineID string
+	Last     bool
+}
+
+// Fenced goes on to both cores: nobody can touch what Conn staged or claimed
+// any more, or (Trusted) is believed not to after quarantine_sec.
+type Fenced struct {
+	Conn    kv.ConnID
+	Trusted bool
+}
+
+// Wake: send a Tick at that time; replaces the one before.
+type Wake struct{ At kv.Instant }
+
+func (Hello) event()       {}
+func (ConnLost) event()    {}
+func (ProcessGone) event() {}
+func (Tick) event()        {}
+
+func (Accept) action() {}
+func (Refuse) action() {}
+func (Lost) action()   {}
+func (Fenced) action() {}
+func (Wake) action()   {}
