@@ -79,8 +79,9 @@ type PeerGone struct{ Owner kv.Incarnation }
 // EngineAttached: a connection of that engine was accepted. What is claimed
 // belongs to the engine_id; any of its connections may release it.
 type EngineAttached struct {
-	Engine   kv.ConnID
-	EngineID string
+	Engine    kv.ConnID
+	EngineID  string
+	TokensKey string // key of the fixed token list by its hash; "": not said
 }
 
 // Wait: answer with the ending of that name.

@@ -14,8 +14,9 @@ type Event interface{ event() }
 // EngineAttached: a connection of that engine was accepted. What is staged
 // belongs to the engine_id; any of its connections may submit it.
 type EngineAttached struct {
-	Engine   kv.ConnID
-	EngineID string
+	Engine    kv.ConnID
+	EngineID  string
+	TokensKey string // key of the fixed token list by its hash; "": not said
 }
 
 // Begin: an engine begins a prompt's transfer to one rank. Answered at once;
