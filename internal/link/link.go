@@ -4,9 +4,10 @@
 //
 // Two halves. The Receiver lives beside the receive pool and opens slots for
 // writing; the Sender lives beside the staging pool and moves chunks. Both
-// report through callbacks, which are called from the link's own goroutines,
-// must not block, and may call back into the link. What a link can do is asked
-// (Caps), never stubbed.
+// report through callbacks, which are called from the link's own goroutines or,
+// before a method returns, from the goroutine that called it. They must not
+// block, and may call back into the link, except Close; a slice handed to one
+// is the callee's. What a link can do is asked (Caps), never stubbed.
 //
 // Ownership of slots. A staging slot named in a Write belongs to the link from
 // Write until Lost or Settle has returned for it. A receive slot is the link's
@@ -88,11 +89,12 @@ type ReceiverEvents struct {
 	// Fenced: nobody writes these slots under gen any more. Only with
 	// Caps.ExactFence, once for each revoked slot.
 	Fenced func(gen kv.Generation, slots []kv.SlotID)
-	// Lost: the owner's data path is gone (its last data connection broke, its
-	// memory faulted). Its slots stay open until revoked.
+	// Lost: the owner's data path is gone (its last data connection broke and
+	// no new one came within the time a sender needs to dial again; its memory
+	// faulted). Its slots stay open until revoked. Not after Disallow.
 	Lost func(owner kv.Incarnation, err error)
-	// Late: a frame came for a slot that is not open under its generation; it
-	// was discarded. For the counter.
+	// Late: a frame came for a slot that has landed or is not open to its sender
+	// under its generation; it was discarded. For the counter.
 	Late func(slot kv.SlotID, gen kv.Generation)
 }
 
@@ -108,13 +110,15 @@ type Receiver interface {
 	Disallow(owner kv.Incarnation)
 	// Open opens slots for writing by owner under gen. They must not be open.
 	Open(owner kv.Incarnation, gen kv.Generation, slots []kv.SlotID)
-	// Pull copies chunks into slots that are open under gen; each is reported
-	// as Landed or Failed. Only in mode Pull.
+	// Pull copies chunks into slots that are open under gen and have not
+	// landed; each is reported as Landed or Failed, or as Fenced if it is
+	// revoked first. Only in mode Pull.
 	Pull(owner kv.Incarnation, gen kv.Generation, items []PullItem)
 	// Revoke closes slots that are open under gen, interrupting whoever fills
 	// them. With an exact fence each is reported as Fenced, possibly before
-	// Revoke returns. It also ends the normal life of a slot: before a committed
-	// slot is used again it is revoked and fenced like any other.
+	// Revoke returns; one that is not open under gen is passed over. It also
+	// ends the normal life of a slot: before a committed slot is used again it
+	// is revoked and fenced like any other.
 	Revoke(gen kv.Generation, slots []kv.SlotID)
 	// Close stops everything, interrupts and waits; no callback comes after it.
 	Close() error
@@ -166,14 +170,19 @@ type Sender interface {
 
 // Conn is a link to one receiver.
 type Conn interface {
-	// Write queues chunks and returns at once. At the bound of what may be
-	// unsettled (fixed by the staging pool) it panics: the caller has broken
-	// the ownership rule. Not used in mode Pull.
+	// Write queues chunks and returns at once; after Down they are reported as
+	// Lost. At the bound of what may be unsettled (the slots of the staging
+	// pool) it panics: the caller has broken the ownership rule. Not used in
+	// mode Pull, where it panics too.
 	Write([]Write)
-	// Abort asks for the writes to be given up; what has not begun is reported
-	// as Lost, a frame begun is finished first.
+	// Abort asks for the writes to be given up. Each that is known is reported
+	// as Lost: at once what has not begun or is Sent, the rest when the frame
+	// begun has been finished, from the slot.
 	Abort([]WriteID)
-	// Settle forgets writes that the receiver has answered for.
+	// Settle forgets writes that the receiver has answered for (committed, or
+	// ended their request), so that it discards what still comes of them: a
+	// frame begun is finished with filler, and the slots are the caller's when
+	// Settle returns. Unknown ids (Lost before) are passed over.
 	Settle([]WriteID)
 	// Close ends the link; every write not settled is reported as Lost before
 	// it returns, and nothing after.
