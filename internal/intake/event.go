@@ -34,6 +34,7 @@ type Malformed struct {
 	Conn    kv.ConnID
 	Seq     uint64 // 0: it has none, or none could be read: LMCache's dialect
 	Unknown bool   // well formed, of an unknown type
+	Keys    int    // of a malformed LMCache message, when they could be read
 	Text    string
 }
 
