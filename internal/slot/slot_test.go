@@ -1,0 +1,301 @@
+package slot
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/berthkv/berth/internal/fault"
+	"github.com/berthkv/berth/internal/kv"
+)
+
+// states of a slot that can be told apart, as Slot values under generation 7.
+var shapes = map[string]Slot{
+	"free":                   {},
+	"granted":                {Generation: 7, State: Granted, Hands: Writer},
+	"granted, landed":        {Generation: 7, State: Granted, Hands: Writer, Landed: true},
+	"committed":              {Generation: 7, State: Committed, Hands: Writer, Landed: true},
+	"committed, fenced":      {Generation: 7, State: Committed, Landed: true},
+	"claimed":                {Generation: 7, State: Claimed, Hands: Writer | Reader, Landed: true},
+	"claimed, fenced":        {Generation: 7, State: Claimed, Hands: Reader, Landed: true},
+	"quarantined by writer":  {Generation: 7, State: Quarantined, Hands: Writer},
+	"quarantined, landed":    {Generation: 7, State: Quarantined, Hands: Writer, Landed: true},
+	"quarantined by reader":  {Generation: 7, State: Quarantined, Hands: Reader, Landed: true},
+	"quarantined by both":    {Generation: 7, State: Quarantined, Hands: Writer | Reader, Landed: true},
+	"another generation's":   {Generation: 8, State: Granted, Hands: Writer},
+	"another's, quarantined": {Generation: 8, State: Quarantined, Hands: Writer},
+}
+
+var moves = map[string]func(*Pool) error{
+	"land":     func(p *Pool) error { return p.Land(0, 7) },
+	"commit":   func(p *Pool) error { return p.Commit(0, 7) },
+	"claim":    func(p *Pool) error { return p.Claim(0, 7) },
+	"release":  func(p *Pool) error { return p.Release(0, 7) },
+	"revoke":   func(p *Pool) error { return p.Revoke(0, 7) },
+	"writer":   func(p *Pool) error { return p.LetGo(0, 7, Writer) },
+	"reader":   func(p *Pool) error { return p.LetGo(0, 7, Reader) },
+	"no hands": func(p *Pool) error { return p.LetGo(0, 7, 0) },
+}
+
+// legal lists every legal move; all others must be refused and change nothing.
+var legal = map[[2]string]string{
+	{"granted", "land"}:                 "granted, landed",
+	{"granted", "revoke"}:               "quarantined by writer",
+	{"granted, landed", "commit"}:       "committed",
+	{"granted, landed", "revoke"}:       "quarantined, landed",
+	{"committed", "claim"}:              "claimed",
+	{"committed", "revoke"}:             "quarantined, landed",
+	{"committed", "writer"}:             "committed, fenced",
+	{"committed, fenced", "claim"}:      "claimed, fenced",
+	{"committed, fenced", "revoke"}:     "free",
+	{"claimed", "release"}:              "quarantined, landed",
+	{"claimed", "revoke"}:               "quarantined by both",
+	{"claimed", "writer"}:               "claimed, fenced",
+	{"claimed, fenced", "release"}:      "free",
+	{"claimed, fenced", "revoke"}:       "quarantined by reader",
+	{"quarantined by writer", "writer"}: "free",
+	{"quarantined, landed", "writer"}:   "free",
+	{"quarantined by reader", "reader"}: "free",
+	{"quarantined by both", "writer"}:   "quarantined by reader",
+	{"quarantined by both", "reader"}:   "quarantined, landed",
+}
+
+// with returns a pool of two slots whose first is s.
+func with(s Slot) *Pool {
+	p := New(2)
+	if s.State != Free {
+		p.slots[0] = s
+		p.free.clear(0)
+		p.count[Free]--
+		p.count[s.State]++
+	}
+	return p
+}
+
+func TestEveryTransition(t *testing.T) {
+	for from, s := range shapes {
+		for name, move := range moves {
+			t.Run(from+"/"+name, func(t *testing.T) {
+				p := with(s)
+				if err := p.Check(); err != nil {
+					t.Fatal(err)
+				}
+				before := p.Encode(nil)
+				err := move(p)
+				if cerr := p.Check(); cerr != nil {
+					t.Fatal(cerr)
+				}
+				want, ok := legal[[2]string{from, name}]
+				if !ok {
+					if err == nil {
+						t.Fatalf("an illegal move was made: %+v", p.Slot(0))
+					}
+					if !bytes.Equal(before, p.Encode(nil)) {
+						t.Fatal("a refused move changed the pool")
+					}
+					return
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				if diff := cmp.Diff(shapes[want], p.Slot(0)); diff != "" {
+					t.Fatal(diff)
+				}
+			})
+		}
+	}
+}
+
+func TestStaleGenerationNamesBoth(t *testing.T) {
+	p := with(shapes["another generation's"])
+	err := p.Land(0, 7)
+	if !errors.Is(err, fault.New(fault.StaleGeneration, "")) || err.Error() != "stale_generation: slot 0 is under generation 8, not 7" {
+		t.Fatal(err)
+	}
+	if err := p.Land(2, 7); fault.CodeOf(err) != fault.BadRequest {
+		t.Fatalf("a slot outside the pool: %v", err)
+	}
+}
+
+func TestReserve(t *testing.T) {
+	p := New(3)
+	steps := []struct {
+		do   func() error
+		ok   bool
+		want Counts
+	}{
+		{func() error { return p.Reserve(4) }, false, Counts{Free: 3}},
+		{func() error { return p.Reserve(-1) }, false, Counts{Free: 3}},
+		{func() error { return p.Reserve(2) }, true, Counts{Free: 1, Reserved: 2}},
+		{func() error { return p.Reserve(2) }, false, Counts{Free: 1, Reserved: 2}},
+		{func() error { return p.Unreserve(3) }, false, Counts{Free: 1, Reserved: 2}},
+		{func() error { return p.Unreserve(-1) }, false, Counts{Free: 1, Reserved: 2}},
+		{func() error { return p.Unreserve(1) }, true, Counts{Free: 2, Reserved: 1}},
+		{func() error { _, err := p.Grant(0, 0); return err }, false, Counts{Free: 2, Reserved: 1}},
+		{func() error { _, err := p.Grant(1, 0); return err }, true, Counts{Free: 2, Granted: 1}},
+		{func() error { _, err := p.Grant(1, 1); return err }, false, Counts{Free: 2, Granted: 1}},
+	}
+	for i, s := range steps {
+		if err := s.do(); (err == nil) != s.ok {
+			t.Fatalf("step %d: %v", i, err)
+		}
+		if diff := cmp.Diff(s.want, p.Counts()); diff != "" {
+			t.Fatalf("step %d: %s", i, diff)
+		}
+		if err := p.Check(); err != nil {
+			t.Fatalf("step %d: %v", i, err)
+		}
+	}
+}
+
+// TestLowestFirst: slots are touched lowest first, so the lowest free one is a
+// touched one whenever there is any.
+func TestLowestFirst(t *testing.T) {
+	for _, n := range []int{1, 2, 63, 64, 65, 4096, 4097, 300_000} {
+		p := New(n)
+		if err := p.Reserve(n); err != nil {
+			t.Fatal(err)
+		}
+		for i := range n {
+			if s, err := p.Grant(1, 0); err != nil || s != kv.SlotID(i) {
+				t.Fatalf("capacity %d: grant %d gave %d, %v", n, i, s, err)
+			}
+		}
+	}
+}
+
+// model is the simple second implementation of the free list and the counts.
+type model struct {
+	slots    []Slot
+	reserved int
+}
+
+func (m *model) lowest() int {
+	return slices.IndexFunc(m.slots, func(s Slot) bool { return s.State == Free })
+}
+
+func (m *model) counts() Counts {
+	var n [states]int
+	for _, s := range m.slots {
+		n[s.State]++
+	}
+	return Counts{n[Free] - m.reserved, m.reserved, n[Granted], n[Committed], n[Claimed], n[Quarantined]}
+}
+
+func TestAgainstModel(t *testing.T) {
+	for seed := range uint64(300) {
+		rng := rand.New(rand.NewPCG(seed, 1))
+		n := 1 + rng.IntN(100)
+		p, m := New(n), &model{slots: make([]Slot, n)}
+		for range 400 {
+			s := kv.SlotID(rng.IntN(n))
+			gen := m.slots[s].Generation
+			switch rng.IntN(8) {
+			case 0:
+				k := rng.IntN(5)
+				if ok := m.counts().Free >= k; (p.Reserve(k) == nil) != ok {
+					t.Fatalf("seed %d: reserve", seed)
+				} else if ok {
+					m.reserved += k
+				}
+			case 1:
+				k := rng.IntN(3)
+				if ok := m.reserved >= k; (p.Unreserve(k) == nil) != ok {
+					t.Fatalf("seed %d: unreserve", seed)
+				} else if ok {
+					m.reserved -= k
+				}
+			case 2, 3:
+				got, err := p.Grant(kv.Generation(seed+1), uint32(s))
+				if (err == nil) != (m.reserved > 0) {
+					t.Fatalf("seed %d: grant: %v", seed, err)
+				}
+				if err == nil {
+					if int(got) != m.lowest() {
+						t.Fatalf("seed %d: granted %d, the lowest is %d", seed, got, m.lowest())
+					}
+					m.reserved--
+					m.slots[got] = p.Slot(got)
+				}
+			default:
+				ops := []func() error{
+					func() error { return p.Land(s, gen) }, func() error { return p.Commit(s, gen) },
+					func() error { return p.Claim(s, gen) }, func() error { return p.Release(s, gen) },
+					func() error { return p.Revoke(s, gen) }, func() error { return p.LetGo(s, gen, Writer) },
+					func() error { return p.LetGo(s, gen, Reader) },
+				}
+				_ = ops[rng.IntN(len(ops))]() // the table above says which are legal
+				m.slots[s] = p.Slot(s)
+			}
+			if diff := cmp.Diff(m.counts(), p.Counts()); diff != "" {
+				t.Fatalf("seed %d: %s", seed, diff)
+			}
+			if err := p.Check(); err != nil {
+				t.Fatalf("seed %d: %v", seed, err)
+			}
+		}
+		q := p.Clone()
+		if !bytes.Equal(p.Encode(nil), q.Encode(nil)) {
+			t.Fatalf("seed %d: a clone differs", seed)
+		}
+		q.reserved = 0
+		if q.count[Free] > 0 && q.Reserve(1) == nil {
+			if _, err := q.Grant(99, 0); err != nil || bytes.Equal(p.Encode(nil), q.Encode(nil)) {
+				t.Fatalf("seed %d: a clone is not independent: %v", seed, err)
+			}
+		}
+		if err := p.Check(); err != nil {
+			t.Fatalf("seed %d: after its clone was changed: %v", seed, err)
+		}
+	}
+}
+
+func TestCheckFindsEachBreach(t *testing.T) {
+	for name, breakIt := range map[string]func(*Pool){
+		"count":                 func(p *Pool) { p.count[Granted]++ },
+		"reserved":              func(p *Pool) { p.reserved = 3 },
+		"free list":             func(p *Pool) { p.free.clear(1) },
+		"free with a hand":      func(p *Pool) { p.slots[1].Hands = Reader },
+		"granted without hand":  func(p *Pool) { p.slots[0].Hands = 0 },
+		"granted without gen":   func(p *Pool) { p.slots[0].Generation = 0 },
+		"unknown state":         func(p *Pool) { p.slots[0].State = states },
+		"committed, not landed": func(p *Pool) { p.move(&p.slots[0], Committed) },
+		"claimed, no reader":    func(p *Pool) { p.move(&p.slots[0], Claimed); p.slots[0].Landed = true },
+		"quarantined, no hand":  func(p *Pool) { p.move(&p.slots[0], Quarantined); p.slots[0].Hands = 0 },
+	} {
+		p := with(shapes["granted"])
+		breakIt(p)
+		if p.Check() == nil {
+			t.Errorf("%s: not found", name)
+		}
+	}
+}
+
+func BenchmarkLife(b *testing.B) {
+	for _, n := range []int{1000, 1_000_000} {
+		b.Run(fmt.Sprintf("slots=%d", n), func(b *testing.B) {
+			p := New(n)
+			_ = p.Reserve(n / 2)
+			for range n / 2 {
+				_, _ = p.Grant(1, 0)
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				_ = p.Reserve(1)
+				s, _ := p.Grant(7, 0)
+				_ = p.Land(s, 7)
+				_ = p.Commit(s, 7)
+				_ = p.LetGo(s, 7, Writer)
+				_ = p.Claim(s, 7)
+				if err := p.Release(s, 7); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
