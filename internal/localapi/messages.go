@@ -19,8 +19,7 @@ const (
 	MaxFrame   = 16 << 20 // bytes of a frame's map
 	MaxConns   = 256      // connections of a server
 	MaxCalls   = 4096     // unanswered calls of a connection
-	MaxBacklog = 64 << 20 // bytes that wait for an engine to read
-	MaxQueue   = 65_536   // frames that wait for it
+	MaxBacklog = 32 << 20 // bytes that wait for the other end to read
 	MaxPools   = 2
 )
 
@@ -135,9 +134,9 @@ type Status struct{}
 // Drain asks the agent to take nothing new; answered by Done.
 type Drain struct{}
 
-// hangup gives up an unanswered call. It is the transport's own: the server
-// turns it into Handler.Hangup.
-type hangup struct {
+// Hangup gives up an unanswered call; answered by Done. The server turns it
+// into Handler.Hangup.
+type Hangup struct {
 	Call uint64 // id of the call
 }
 
@@ -223,7 +222,7 @@ func (*Claim) request()   {}
 func (*Release) request() {}
 func (*Status) request()  {}
 func (*Drain) request()   {}
-func (*hangup) request()  {}
+func (*Hangup) request()  {}
 
 func (*HelloAnswer) answer()  {}
 func (*Done) answer()         {}
