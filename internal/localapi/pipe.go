@@ -17,7 +17,7 @@ import (
 // WriteTimeout bounds a write that makes no progress.
 const WriteTimeout = 10 * time.Second
 
-// ErrNotReading closes a pipe whose other end does not read.
+// ErrNotReading is why a pipe was closed whose other end does not read.
 var ErrNotReading = errors.New("the other end does not read")
 
 // Pipe carries frames over a unix stream socket, in both directions and at
@@ -61,8 +61,9 @@ func NewPipe(conn *net.UnixConn) *Pipe {
 }
 
 // Send queues one frame, which body appends. It errs if body does, when the
-// frame is too large, or when the pipe is closed; a full queue closes the pipe.
-// The fds must stay open as long as the pipe; the peer gets its own.
+// frame is too large, with fault.PeerLost when the pipe is closed, and with
+// fault.Busy when more than MaxBacklog would wait. The fds must stay open as
+// long as the pipe; the peer gets its own.
 func (p *Pipe) Send(body func([]byte) ([]byte, error), fds ...int) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -74,8 +75,7 @@ func (p *Pipe) Send(body func([]byte) ([]byte, error), fds ...int) error {
 		return err
 	}
 	if len(out) > MaxBacklog {
-		p.stop(ErrNotReading)
-		return ErrNotReading
+		return fault.New(fault.Busy, "%d bytes wait to be read, at most %d", len(out), MaxBacklog)
 	}
 	if len(fds) > 0 {
 		p.fds = append(p.fds, attachment{len(p.out), fds})

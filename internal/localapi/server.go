@@ -228,7 +228,8 @@ func (s *Server) register(c *conn, id uint64, refusal error) (kv.CallID, error) 
 		if !ok {
 			f = fault.New(fault.Internal, "%s", refusal)
 		}
-		return 0, c.pipe.Send(func(b []byte) ([]byte, error) { return AppendError(b, id, f) })
+		c.fail(id, f)
+		return 0, nil
 	}
 	s.nextCall++
 	c.calls[id] = s.nextCall
@@ -287,26 +288,31 @@ func (s *Server) SendPools(call kv.CallID, ans *HelloAnswer, fds []int) {
 	c.answer(id, ans, fds...)
 }
 
+// send queues a frame; an engine that lets the queue fill up is cut off.
+func (c *conn) send(body func([]byte) ([]byte, error), fds ...int) error {
+	err := c.pipe.Send(body, fds...)
+	if fault.CodeOf(err) == fault.Busy {
+		c.pipe.Cut(ErrNotReading)
+	}
+	return err
+}
+
 func (c *conn) answer(id uint64, ans Answer, fds ...int) {
-	err := c.pipe.Send(func(b []byte) ([]byte, error) { return AppendAnswer(b, id, ans) }, fds...)
-	var f *fault.Error
-	switch {
-	case err == nil, errors.Is(err, ErrNotReading), fault.CodeOf(err) == fault.PeerLost:
-	case errors.As(err, &f):
-		c.fail(id, f)
-	default:
-		c.fail(id, fault.New(fault.Internal, "answer: %s", err))
+	err := c.send(func(b []byte) ([]byte, error) { return AppendAnswer(b, id, ans) }, fds...)
+	switch fault.CodeOf(err) {
+	case fault.TooLarge, fault.Internal: // this answer cannot be written
+		c.fail(id, fault.New(fault.CodeOf(err), "the answer: %s", err))
 	}
 }
 
 func (c *conn) fail(id uint64, err *fault.Error) {
-	c.pipe.Send(func(b []byte) ([]byte, error) { return AppendError(b, id, err) })
+	c.send(func(b []byte) ([]byte, error) { return AppendError(b, id, err) })
 }
 
 // Emit tells an event on a connection; nothing happens when that is gone.
 func (s *Server) Emit(id kv.ConnID, ev Event) {
 	if c := s.conn(id); c != nil {
-		c.pipe.Send(func(b []byte) ([]byte, error) { return AppendEvent(b, ev) })
+		c.send(func(b []byte) ([]byte, error) { return AppendEvent(b, ev) })
 	}
 }
 
