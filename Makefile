@@ -1,0 +1,48 @@
+# Berth: `make help` lists the targets.
+GO      ?= go
+BIN     := bin/berth
+VERSION ?= $(shell git describe --always --dirty 2>/dev/null || echo unknown)
+LDFLAGS := -s -w -X github.com/berthkv/berth/internal/config.Version=$(VERSION)
+# Where large things that tests install are kept; outside the checkout.
+CACHE   ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/berth
+
+.PHONY: help build demo test check lint fuzz bench clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+build: ## build bin/berth, one static binary
+	@CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN) ./cmd/berth
+
+demo: build ## move real KV cache between real processes and compare every answer (DEMO='--link tcp --chaos ...')
+	@$(BIN) demo $(DEMO)
+
+test: ## run the whole test suite with the race detector
+	@command -v $${CC:-cc} >/dev/null || { echo "make test needs a C compiler for the race detector: install gcc, or set CC"; exit 1; }
+	@command -v python3 >/dev/null || { echo "make test needs Python 3.10 or later for the tests against libzmq: install python3"; exit 1; }
+	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "make test needs Python 3.10 or later; this is $$(python3 --version)"; exit 1; }
+	$(GO) test -race -shuffle=on -timeout 15m ./...
+
+check: lint ## formatting, vet, linters, tidy modules, tests with and without invariants, short fuzzing
+	$(GO) test -race -shuffle=on -tags invariants -timeout 15m ./...
+	$(MAKE) test
+	$(MAKE) fuzz FUZZTIME=10s
+
+lint: ## formatting, vet, staticcheck, tidy modules
+	@out=$$(gofmt -l .); [ -z "$$out" ] || { echo "not gofmt'ed:"; echo "$$out"; exit 1; }
+	$(GO) vet ./...
+	$(GO) mod tidy -diff
+	$(GO) run honnef.co/go/tools/cmd/staticcheck@2026.1 ./...
+
+FUZZTIME ?= 60s
+fuzz: ## fuzz every decoder for FUZZTIME each
+	@for p in $$($(GO) list ./...); do \
+	  for f in $$($(GO) test -list '^Fuzz' $$p | grep '^Fuzz'); do \
+	    echo "$$p $$f"; $(GO) test -run '^$$' -fuzz "^$$f\$$" -fuzztime $(FUZZTIME) $$p || exit 1; \
+	  done; done
+
+bench: ## run the Go benchmarks
+	$(GO) test -run '^$$' -bench . -benchmem ./...
+
+clean: ## remove what was built
+	rm -rf bin dist

@@ -1,0 +1,242 @@
+package config
+
+import (
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/berthkv/berth/internal/kv"
+)
+
+// receiver is a complete small configuration; tests change a line of it.
+const receiver = `
+pd_role: receiver
+pd_peer_host: 127.0.0.1
+pd_peer_init_port: 7300
+pd_peer_alloc_port: 7400
+pd_buffer_size: 1000
+slot_bytes: 100
+chunk_size: 10
+`
+
+func load(t *testing.T, yaml string, flags map[string]string, env ...string) (*Agent, error) {
+	t.Helper()
+	f := filepath.Join(t.TempDir(), "agent.yaml")
+	if err := os.WriteFile(f, []byte(yaml), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return Load(Sources{File: f, Env: env, Flags: flags})
+}
+
+func mustLoad(t *testing.T, yaml string, flags map[string]string, env ...string) *Agent {
+	t.Helper()
+	a, err := load(t, yaml, flags, env...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+func TestLoad(t *testing.T) {
+	a := mustLoad(t, receiver, nil)
+	if a.Capacity != 10 || a.AdmissionBypass != 10 || a.AllocPort() != 7400 || a.InitPort() != 7300 || a.BindAddress != "127.0.0.1" {
+		t.Errorf("got %+v", a)
+	}
+	want := kv.Facts{SlotBytes: 100, Format: kv.Format2TD, DType: "uint8", ChunkTokens: 10, TPSize: 1}
+	if a.Facts != want {
+		t.Errorf("facts %+v, want %+v", a.Facts, want)
+	}
+	for _, l := range []struct {
+		name string
+		got  kv.Duration
+		want kv.Duration
+	}{
+		{"pd_allocation_timeout_sec", a.AllocTimeout, 30 * kv.Second}, {"request_timeout_sec", a.RequestTimeout, 600 * kv.Second},
+		{"pd_shutdown_timeout_sec", a.ShutdownTimeout, 5 * kv.Second}, {"lease_sec", a.Lease, 15 * kv.Second},
+		{"unclaimed_ttl_sec", a.UnclaimedTTL, 300 * kv.Second}, {"ending_ttl_sec", a.EndingTTL, 120 * kv.Second},
+		{"quarantine_sec", a.Quarantine, 30 * kv.Second}, {"write_timeout_sec", a.WriteTimeout, 10 * kv.Second},
+		{"surplus_grace_sec", a.SurplusGrace, 5 * kv.Second},
+	} {
+		if l.got != l.want {
+			t.Errorf("%s is %v by default, want %v", l.name, l.got.Seconds(), l.want.Seconds())
+		}
+	}
+}
+
+func TestLoad_kv_shape(t *testing.T) {
+	a := mustLoad(t, `
+pd_role: both
+pd_peer_host: 127.0.0.1
+pd_peer_alloc_port: 7400
+pd_skip_proxy_notification: true
+pd_buffer_size: 1e9
+kv_shape: [32, 2, 256, 8, 128]
+kv_dtype: bfloat16
+`, nil)
+	if want := int64(2 * 32 * 256 * 1024 * 2); a.SlotBytes != want || a.Facts.Format != kv.Format2LTD || a.Capacity != int(1e9/want) {
+		t.Errorf("slot_bytes %d, fmt %d, %d slots; want %d bytes", a.SlotBytes, a.Facts.Format, a.Capacity, want)
+	}
+	if len(a.Notes) != 1 || !strings.Contains(a.Notes[0], "rounded down") {
+		t.Errorf("notes %q: want one that says the buffer was rounded down", a.Notes)
+	}
+}
+
+// Later sources win, and Rows tells which one did.
+func TestLoad_sources(t *testing.T) {
+	env := []string{"LMCACHE_CHUNK_SIZE=20", "BERTH_LEASE_SEC=2.5", "LMCACHE_LEASE_SEC=9", "LMCACHE_LOG_LEVEL=INFO", "LMCACHE_NIXL_PEER_HOST='127.0.0.2'", "HOME=/"}
+	a := mustLoad(t, receiver, map[string]string{"pd_buffer_size": "500"}, env...)
+	if a.ChunkSize != 20 || a.Lease != 5*kv.Second/2 || a.PeerHost != "127.0.0.2" || a.Capacity != 5 {
+		t.Errorf("chunk_size %d, lease_sec %v, pd_peer_host %s, %d slots", a.ChunkSize, a.Lease.Seconds(), a.PeerHost, a.Capacity)
+	}
+	from := map[string]string{}
+	for _, r := range a.Rows() {
+		from[r.Name] = r.From
+	}
+	for name, want := range map[string]string{"chunk_size": "LMCACHE_CHUNK_SIZE", "lease_sec": "BERTH_LEASE_SEC", "pd_buffer_size": "flag",
+		"quarantine_sec": "default", "slot_bytes": "agent.yaml:7", "receiver_allow": "unset"} {
+		if !strings.HasSuffix(from[name], want) {
+			t.Errorf("%s is from %q, want %q", name, from[name], want)
+		}
+	}
+}
+
+// r5: any buffer of at least one slot starts; r39, r59: what is missing stops it.
+func TestLoad_faults(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		edit string // replaces or adds lines
+		want []string
+	}{
+		{"unknown option", "pd_bufer_size: 7", []string{"pd_bufer_size", "nearest name is pd_buffer_size"}},
+		{"bad number", "pd_buffer_size: many", []string{`pd_buffer_size`, `"many"`}},
+		{"fraction", "rank: 0.5", []string{"rank", "whole number"}},
+		{"bad float", "lease_sec: soon", []string{"lease_sec", `"soon"`}},
+		{"negative time", "lease_sec: -1", []string{"lease_sec", "above 0"}},
+		{"bad boolean", "checksum: maybe", []string{"checksum", "true or false"}},
+		{"bad port", "pd_peer_alloc_port: 70000", []string{"pd_peer_alloc_port", "70000", "65535"}},
+		{"buffer below one slot", "pd_buffer_size: 99", []string{"pd_buffer_size is 99", "100 bytes"}},
+		{"buffer below the longest prefill", "pd_max_prefill_len: 101", []string{"pd_max_prefill_len is 101", "holds 100 tokens"}},
+		{"missing host", "pd_peer_host: null", []string{"pd_peer_host is missing"}},
+		{"missing role", "pd_role: null", []string{"pd_role is missing"}},
+		{"unknown role", "pd_role: server", []string{"pd_role", `"server"`, "receiver"}},
+		{"sync", "pd_backend_mode: sync", []string{"pd_backend_mode sync"}},
+		{"nixl without links", "transfer_channel: nixl", []string{"transfer_channel", "set links"}},
+		{"unknown link", "links: [rdma]", []string{"links", `"rdma"`, "tcp"}},
+		{"rank without port", "rank: 1\ntp_size: 2", []string{"pd_peer_alloc_port has 1 ports", "rank 1"}},
+		{"rank beyond tp_size", "rank: 2\ntp_size: 2", []string{"rank is 2", "tp_size is 2"}},
+		{"both layouts", "kv_shape: [1, 2, 10, 1, 1]", []string{"slot_bytes and kv_shape"}},
+		{"slot not of whole tokens", "slot_bytes: 101", []string{"slot_bytes is 101", "chunk_size 10"}},
+		{"sender without proxy", "pd_role: both", []string{"pd_proxy_host is missing"}},
+		{"network", "peer_allow: [10.0.0.0/40]", []string{"peer_allow", "10.0.0.0/40"}},
+		{"list for scalar", "rank: [1, 2]", []string{"rank", "list of 2"}},
+		{"map for scalar", "rank: {a: 1}", []string{"rank", "neither a value nor a list"}},
+		{"twice", "lease_sec: 3\nlease_sec: 4", []string{"lease_sec", "twice"}},
+		{"no mapping", "", nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			text := receiver
+			for line := range strings.Lines(c.edit) {
+				name, _, _ := strings.Cut(line, ":")
+				text = removeOption(text, name)
+			}
+			if c.want == nil {
+				text, c.want = "- 1", []string{"a mapping of options is wanted"}
+			}
+			_, err := load(t, text+c.edit+"\n", nil)
+			if err == nil {
+				t.Fatal("no error")
+			}
+			for _, w := range c.want {
+				if !strings.Contains(err.Error(), w) {
+					t.Errorf("%q is not in: %v", w, err)
+				}
+			}
+		})
+	}
+}
+
+func removeOption(yaml, name string) string {
+	var b strings.Builder
+	for line := range strings.Lines(yaml) {
+		if n, _, _ := strings.Cut(line, ":"); n != name {
+			b.WriteString(line)
+		}
+	}
+	return b.String()
+}
+
+func TestLoad_reports_all_faults_at_once(t *testing.T) {
+	_, err := load(t, "pd_role: x\npd_bufer_size: 1\nlease_sec: -2\nrank: q\n", nil)
+	if err == nil {
+		t.Fatal("no error")
+	}
+	for _, w := range []string{"pd_role", "pd_bufer_size", "lease_sec", "rank", "kv_shape is missing"} {
+		if !strings.Contains(err.Error(), w) {
+			t.Errorf("%q is not in: %v", w, err)
+		}
+	}
+}
+
+// LMCache's example files work as they are, once the layout and the links are
+// said beside them.
+func TestLoad_lmcache_examples(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.yaml")
+	if err != nil || len(files) < 4 {
+		t.Fatalf("%d example files, %v", len(files), err)
+	}
+	for _, f := range files {
+		a, err := Load(Sources{File: f, Env: []string{"BERTH_KV_SHAPE=32,2,256,8,128", "BERTH_KV_DTYPE=bfloat16", "BERTH_LINKS=shm,tcp"}})
+		if err != nil {
+			t.Errorf("%s: %v", f, err)
+			continue
+		}
+		cuda := 0
+		for _, n := range a.Notes {
+			if strings.Contains(n, "cuda") {
+				cuda++
+			}
+		}
+		if a.BufferDevice == "cuda" && cuda != 1 {
+			t.Errorf("%s: %d notes say what cuda means, want 1: %q", f, cuda, a.Notes)
+		}
+	}
+}
+
+// Every option of LMCache 0.5.6 is accepted, used or not.
+func TestLoad_every_lmcache_option(t *testing.T) {
+	names, aliases := lmcacheNames()
+	if len(names) < 100 || len(aliases) < 10 {
+		t.Fatalf("%d options and %d aliases", len(names), len(aliases))
+	}
+	for _, n := range names {
+		if isOption(n) {
+			continue
+		}
+		a := mustLoad(t, receiver+n+": {what: ever}\n", nil)
+		if len(a.Notes) == 0 || !strings.Contains(a.Notes[len(a.Notes)-1], n) {
+			t.Errorf("%s is accepted without a note: %q", n, a.Notes)
+		}
+	}
+}
+
+func TestAllows(t *testing.T) {
+	allows := Allows([]string{"10.0.0.0/8", "::1", "127.0.0.1"})
+	for ip, want := range map[string]bool{"10.1.2.3": true, "11.0.0.1": false, "::1": true, "::2": false, "::ffff:10.0.0.1": true, "127.0.0.1": true, "127.0.0.2": false} {
+		if got := allows(netip.MustParseAddr(ip)); got != want {
+			t.Errorf("%s: %v, want %v", ip, got, want)
+		}
+	}
+}
+
+func FuzzYAML(f *testing.F) {
+	f.Add([]byte(receiver))
+	f.Add([]byte("a: &x [1]\nb: *x\n"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		l := loader{agent: &Agent{from: map[string]string{}}, given: map[string]bool{}}
+		l.names, l.aliases = lmcacheNames()
+		l.yaml(b, "fuzz")
+		l.agent.check(l.given)
+	})
+}
