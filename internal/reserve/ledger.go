@@ -5,11 +5,16 @@
 // # Order
 //
 // Each sender has a line, in order of arrival. Between lines runs a deficit
-// round robin with a quantum of one chunk: in each round every line that waits
-// saves one chunk, and has its turn when its savings cover its front request.
-// Rounds in which nobody has a turn are not played but jumped over, so picking
-// the next line is one descent of a tree. First fit: what does not fit is
-// overtaken by what does.
+// round robin with a quantum of one chunk: in each round every line saves one
+// chunk, and has its turn when its savings cover its front request, to whose
+// need they are limited. What is admitted is paid from them. Rounds in which
+// nobody has a turn are not played but jumped over, so that the next line is
+// found in one descent of a tree. First fit: what does not fit is overtaken by
+// what does, in the order of turns, and of arrival within a line.
+//
+// So lines that wait over the same time are given the same number of chunks, give
+// or take the largest need, as far as their requests fit when it is their turn
+// and no allowance (below) runs out.
 //
 // # Who is overtaken, by what, and how far (R8)
 //
@@ -21,23 +26,27 @@
 // r waits and that is
 //   - of r's own sender, and arrived later; or
 //   - of another sender, while r is the front of its line, and behind r: not
-//     the front of its own line, or a front that was overtaken by fewer chunks
-//     than r, or by equally many and is a front for a shorter time.
+//     the front of its own line; or a front that was overtaken by fewer chunks
+//     than r; or by equally many, and it is a front for a shorter time.
 //
-// So a request is no longer overtaken by others' while it stands behind its own
-// sender's: that is its sender's share, which the round robin decides, and a
-// sender gains nothing by a long line. For a request that is alone in its line
-// the rule says simply: what arrived later and was admitted earlier.
+// For a request that is first in its line when it comes this is simply: what
+// arrived later and was admitted earlier. Behind requests of its own sender it
+// is not overtaken by others' requests: how fast a line moves is decided by the
+// round robin, and a long line earns its sender no more than a short one.
 //
 // A request that is not blocked is overtaken by at most Config.Bypass chunks,
-// the last one included: what would take it further must wait. The request that
-// has come closest is the guard; when it has reached Bypass it has the earmark,
-// all freed room is kept for it. What passes a blocked request is outside the
-// bound, and counts at most as far as Bypass: then it has the earmark as soon
-// as its block ends.
+// the last one included: what would take it further must wait. The front that
+// has been overtaken most is the guard, whose allowance is what is left to
+// Bypass; at 0 it has the earmark: all freed room is kept for it. What passes a
+// blocked request is outside that bound, and is counted at most up to Bypass.
 package reserve
 
-import "github.com/berthkv/berth/internal/fault"
+import (
+	"fmt"
+
+	"github.com/berthkv/berth/internal/fault"
+	"github.com/berthkv/berth/internal/kv"
+)
 
 // Sender names whose line a request stands in: an owner, by the caller's
 // number. A sender that has nothing waiting leaves no trace.
@@ -48,6 +57,83 @@ type Config struct {
 	Capacity   int64 // slots of the pool, 1 to kv.MaxSlots
 	Bypass     int64 // admission_bypass_chunks, ≥ 0; 0 is strictly in order
 	MaxWaiting int   // max_waiting, ≥ 0: requests that may wait
+}
+
+// Ledger is the state. Check verifies these invariants; 1 holds only when the
+// caller has finished telling what one event changed (a slot goes from
+// lock-step to quarantined in two halves).
+//
+//  1. free, quarantined and lock-step are ≥ 0, and their sum ≤ capacity.
+//  2. Every waiting request is in exactly one line, its sender's, in order of
+//     arrival, needs 1 to capacity, and is found by its id; no line is empty;
+//     at most MaxWaiting wait.
+//  3. Every tree is well formed: links, heap order, aggregates.
+//  4. The front of a line is the first that needs at most the reach, and the
+//     line is in fronts if and only if there is one.
+//  5. Weights in lines and fronts are ≥ 0. As suffix sums they are how far
+//     requests were overtaken; in fronts that is at most Bypass.
+//  6. Turns are in order, and a line with a front has its turn at most as many
+//     rounds from now as the front needs chunks.
+type Ledger struct {
+	cfg                         Config
+	free, quarantined, lockStep int64
+
+	waiting int
+	arrived uint64 // requests that ever waited: the order of arrival
+	round   int64  // of the round robin
+
+	ids   table    // request id → index in requests
+	reqs  forest   // one sequence for each line; weights: overtaken by its own sender's
+	infos []info   // parallel to reqs
+	spare []int32  // requests and lines not in use
+	lines []line   // index 0 unused
+	known table    // sender → index in lines
+	idle  []int32  // lines not in use
+	turns sequence // of lines, by the round of their turn, which is the weight
+	// fronts holds the lines that have a front, most overtaken first. The suffix
+	// sum is by how many chunks the front was overtaken, others' included; those
+	// are added to the request itself when it ceases to be a front.
+	fronts  sequence
+	scratch []int32
+}
+
+// info is what is known of a waiting request besides its need.
+type info struct {
+	id      uint64
+	arrival uint64
+	line    int32
+}
+
+// line is a sender's waiting requests; its index is also its node in turns and
+// fronts.
+type line struct {
+	sender Sender
+	root   int32 // in reqs
+	front  int32 // its oldest request that is not blocked, 0: none
+	count  int
+	chunks int64
+}
+
+// sequence is a forest of one tree.
+type sequence struct {
+	forest
+	root int32
+}
+
+// New returns a ledger with all slots free. It panics on a Config out of range.
+func New(c Config) *Ledger {
+	if c.Capacity < 1 || c.Capacity > kv.MaxSlots || c.Bypass < 0 || c.MaxWaiting < 0 {
+		panic(fmt.Sprintf("reserve: config out of range: %+v", c))
+	}
+	return &Ledger{
+		cfg:    c,
+		free:   c.Capacity,
+		reqs:   newForest(),
+		infos:  make([]info, 1),
+		lines:  make([]line, 1),
+		turns:  sequence{forest: newForest()},
+		fronts: sequence{forest: newForest()},
+	}
 }
 
 // Request asks for need slots for a request that is not known yet, or repeats
@@ -63,94 +149,85 @@ type Config struct {
 //
 // A need of 0 is admitted at once. A negative need panics.
 func (l *Ledger) Request(id uint64, s Sender, need int64) (admitted bool, err *fault.Error) {
-	panic("body follows")
+	switch {
+	case need < 0:
+		panic(fmt.Sprintf("reserve: a need of %d", need))
+	case need > l.cfg.Capacity:
+		return false, fault.New(fault.TooLarge, "total_chunks is %d, the pool's capacity is %d", need, l.cfg.Capacity)
+	case need == 0:
+		return true, nil
+	case l.ids.get(id) != 0:
+		return false, nil
+	}
+	i := l.push(id, s, need)
+	if l.pick() == i {
+		l.admit(i)
+		return true, nil
+	}
+	if l.waiting > l.cfg.MaxWaiting {
+		l.drop(i)
+		return false, fault.New(fault.Busy, "%d requests wait, max_waiting is %d", l.waiting, l.cfg.MaxWaiting)
+	}
+	return false, nil
 }
 
 // Next admits the next request that may go now and returns its id; its slots
 // are the caller's until Return. Call it until ok is false after every Return,
-// Remove and SetBlocked. SetBlocked may be called between two calls, and should
-// be when an admission changes the count of lock-step slots.
-func (l *Ledger) Next() (id uint64, ok bool) { panic("body follows") }
+// Remove and SetBlocked: until then a newcomer that would fit waits behind those
+// that may go. SetBlocked may be called between two calls of Next, and should be
+// when an admission changes the count of lock-step slots.
+func (l *Ledger) Next() (id uint64, ok bool) {
+	i := l.pick()
+	if i == 0 {
+		return 0, false
+	}
+	id = l.infos[i].id
+	l.admit(i)
+	return id, true
+}
 
 // Remove takes a waiting request away (cancel, deadline, sender lost). It
 // reports false, and does nothing, for one that does not wait.
-func (l *Ledger) Remove(id uint64) bool { panic("body follows") }
+func (l *Ledger) Remove(id uint64) bool {
+	i := l.ids.get(id)
+	if i == 0 {
+		return false
+	}
+	l.drop(i)
+	return true
+}
 
 // Return gives n slots back to free: released, rolled back, surplus, or fenced.
 // Returning more than is out panics.
-func (l *Ledger) Return(n int64) { panic("body follows") }
+func (l *Ledger) Return(n int64) {
+	if n < 0 || n > l.cfg.Capacity-l.free {
+		panic(fmt.Sprintf("reserve: %d slots returned, %d of %d are out", n, l.cfg.Capacity-l.free, l.cfg.Capacity))
+	}
+	l.free += n
+}
 
 // SetBlocked tells how many of the slots that are not free are quarantined, and
 // how many lock-step: reserved for or granted to unfinished requests of legacy
 // owners that have an unanswered first batch (F of design 4.2). Both replace
-// what was said before.
-func (l *Ledger) SetBlocked(quarantined, lockStep int64) { panic("body follows") }
+// what was said before. Its cost is logarithmic, and grows with the number of
+// senders whose requests it blocks or unblocks.
+func (l *Ledger) SetBlocked(quarantined, lockStep int64) {
+	if quarantined < 0 || lockStep < 0 {
+		panic(fmt.Sprintf("reserve: %d slots quarantined, %d lock-step", quarantined, lockStep))
+	}
+	before := l.Reach()
+	l.quarantined, l.lockStep = quarantined, lockStep
+	if after := l.Reach(); after != before {
+		l.refront(min(before, after))
+	}
+}
 
 // Free returns the slots that are neither promised nor in use.
-func (l *Ledger) Free() int64 { panic("body follows") }
+func (l *Ledger) Free() int64 { return l.free }
 
 // Reach returns capacity - quarantined - lock-step: a request that needs more
 // cannot be admitted before others change that.
-func (l *Ledger) Reach() int64 { panic("body follows") }
+func (l *Ledger) Reach() int64 { return l.cfg.Capacity - l.quarantined - l.lockStep }
 
 // Waiting returns the number of requests that wait.
-func (l *Ledger) Waiting() int { panic("body follows") }
-
-// Reason is what a waiting request waits for.
-type Reason uint8
-
-const (
-	Room       Reason = iota // its need is above free
-	Turn                     // it would fit, but room is kept for the guard
-	Quarantine               // blocked by quarantine: its need is above capacity - quarantined
-	LockStep                 // blocked by lock-step senders: its need is above reach
-)
-
-// Why explains a waiting request.
-type Why struct {
-	For       Reason
-	Need      int64
-	Free      int64
-	Earmarked bool  // freed room is kept for this one
-	Overtaken int64 // chunks, at most Config.Bypass
-}
-
-// Why explains why the request waits; ok is false for one that does not wait.
-func (l *Ledger) Why(id uint64) (w Why, ok bool) { panic("body follows") }
-
-// Overtaken returns the chunks that have overtaken a waiting request, at most
-// Config.Bypass, and 0 for one that does not wait.
-func (l *Ledger) Overtaken(id uint64) int64 { panic("body follows") }
-
-// Line is one sender's waiting requests.
-type Line struct {
-	Sender  Sender
-	Waiting int
-	Chunks  int64  // sum of their needs
-	Oldest  uint64 // id of the oldest
-}
-
-// Lines iterates over the senders that have something waiting, in the order of
-// their turns. The ledger must not be changed meanwhile.
-func (l *Ledger) Lines(yield func(Line) bool) { panic("body follows") }
-
-// Clone returns an independent copy.
-func (l *Ledger) Clone() *Ledger { panic("body follows") }
-
-// Encode appends a canonical form of the state to b: ledgers that will answer
-// every sequence of calls alike are encoded alike, whatever their history. Ids
-// and senders are written as the functions rename them, so that the caller can
-// replace its counters by ranks; nil leaves them as they are.
-func (l *Ledger) Encode(b []byte, id func(uint64) uint64, sender func(Sender) uint64) []byte {
-	panic("body follows")
-}
-
-// Check verifies the numbered invariants of Ledger and returns the first that
-// does not hold.
-func (l *Ledger) Check() error { panic("body follows") }
-
-// New returns a ledger with all slots free. It panics on a Config out of range.
-func New(c Config) *Ledger { panic("body follows") }
-
-// Ledger is the state.
-type Ledger struct{}
+func (l *Ledger) Waiting() int { return l.waiting }

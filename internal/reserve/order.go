@@ -1,0 +1,218 @@
+package reserve
+
+// The order of admission: every change of lines, turns and fronts is here.
+
+// pick returns the request that may be admitted now, 0 if none: the first that
+// fits in the order of turns, unless that would take the guard beyond Bypass;
+// then the guard, if it fits; else the first that its allowance permits.
+func (l *Ledger) pick() int32 {
+	limit := min(l.free, l.Reach())
+	i := l.firstFit(limit)
+	if i == 0 {
+		return 0
+	}
+	// It fits, so it is not blocked, so there are fronts.
+	guard := l.lines[l.fronts.begin(l.fronts.root)].front
+	allowance := l.cfg.Bypass - l.fronts.nodes[l.fronts.root].sum
+	switch {
+	case i == guard || l.need(i) <= allowance:
+		return i
+	case l.need(guard) <= limit:
+		return guard
+	}
+	return l.firstFit(min(limit, allowance))
+}
+
+// firstFit returns the first request with a need of at most limit, 0 if none.
+func (l *Ledger) firstFit(limit int64) int32 {
+	ln := l.turns.first(l.turns.root, limit)
+	if ln == 0 {
+		return 0
+	}
+	return l.reqs.first(l.lines[ln].root, limit)
+}
+
+func (l *Ledger) need(i int32) int64 { return int64(l.reqs.nodes[i].lo) }
+
+// push puts a new request at the end of its sender's line.
+func (l *Ledger) push(id uint64, s Sender, need int64) int32 {
+	ln := l.known.get(uint64(s))
+	if ln == 0 {
+		ln = l.openLine(s)
+	}
+	var i int32
+	if n := len(l.spare); n > 0 {
+		i, l.spare = l.spare[n-1], l.spare[:n-1]
+	} else {
+		i = l.reqs.grow()
+		l.infos = append(l.infos, info{})
+	}
+	l.arrived++
+	l.infos[i] = info{id: id, arrival: l.arrived, line: ln}
+	l.ids.put(id, i)
+	l.reqs.reset(i, int32(need), int32(need), 0)
+	p := &l.lines[ln]
+	l.reqs.insert(&p.root, 0, i)
+	p.count++
+	p.chunks += need
+	l.waiting++
+	l.measure(ln)
+	if p.front == 0 {
+		l.setFront(ln, 0)
+	}
+	return i
+}
+
+// admit takes a request that pick returned out of its line, with its slots, and
+// counts it against those that it overtakes.
+func (l *Ledger) admit(i int32) {
+	ln, need := l.infos[i].line, l.need(i)
+	l.free -= need
+	l.round = max(l.round, l.turns.nodes[ln].weight)
+	if i == l.lines[ln].front {
+		l.fronts.add(l.fronts.prev(ln), need)
+		l.unsetFront(ln)
+		l.take(i, need)
+		l.setFront(ln, 0)
+		return
+	}
+	l.fronts.add(l.fronts.last(l.fronts.root), need)
+	l.take(i, need)
+	l.setTurn(ln, l.round+need)
+}
+
+// drop takes a request out of its line that is not admitted.
+func (l *Ledger) drop(i int32) {
+	ln := l.infos[i].line
+	if i == l.lines[ln].front {
+		saved := l.saved(ln)
+		l.unsetFront(ln)
+		l.take(i, 0)
+		l.setFront(ln, saved)
+		return
+	}
+	l.take(i, 0)
+}
+
+// take removes a request that overtakes the older ones of its line by passing
+// chunks. The last of a line closes it.
+func (l *Ledger) take(i int32, passing int64) {
+	ln := l.infos[i].line
+	p := &l.lines[ln]
+	l.reqs.add(l.reqs.prev(i), passing+l.reqs.nodes[i].weight)
+	l.reqs.remove(&p.root, i)
+	p.count--
+	p.chunks -= l.need(i)
+	l.ids.remove(l.infos[i].id)
+	l.spare = append(l.spare, i)
+	l.waiting--
+	if p.root == 0 {
+		l.closeLine(ln)
+		return
+	}
+	l.measure(ln)
+}
+
+// refront finds the fronts anew after the reach has changed; limit is the lower
+// of the old reach and the new one.
+func (l *Ledger) refront(limit int64) {
+	l.scratch = l.turns.appendAbove(l.scratch[:0], l.turns.root, limit)
+	for _, ln := range l.scratch {
+		p := &l.lines[ln]
+		if l.reqs.first(p.root, l.Reach()) == p.front {
+			continue
+		}
+		saved := int64(0)
+		if p.front != 0 {
+			saved = l.saved(ln)
+			l.unsetFront(ln)
+		}
+		l.setFront(ln, saved)
+	}
+}
+
+// setFront gives a line without a front the one it should have, if any, and
+// with it its turn, when as many rounds have passed as the front needs beyond
+// what the line has saved.
+func (l *Ledger) setFront(ln int32, saved int64) {
+	p := &l.lines[ln]
+	if p.root == 0 {
+		return // closed
+	}
+	p.front = l.reqs.first(p.root, l.Reach())
+	if p.front == 0 {
+		return
+	}
+	overtaken := min(l.reqs.suffix(p.front), l.cfg.Bypass)
+	at, sum := l.fronts.firstBelow(l.fronts.root, overtaken)
+	l.fronts.reset(ln, 0, 0, overtaken-sum)
+	l.fronts.add(l.fronts.before(at), sum-overtaken)
+	l.fronts.insert(&l.fronts.root, at, ln)
+	l.setTurn(ln, l.round+max(0, l.need(p.front)-saved))
+}
+
+// unsetFront leaves a line without a front for a moment, and adds what others
+// have overtaken it by to the request itself.
+func (l *Ledger) unsetFront(ln int32) {
+	p := &l.lines[ln]
+	l.reqs.add(p.front, l.pending(ln))
+	l.fronts.add(l.fronts.prev(ln), l.fronts.nodes[ln].weight)
+	l.fronts.remove(&l.fronts.root, ln)
+	p.front = 0
+}
+
+// pending returns by how much the front of a line was overtaken that is not
+// written at the request itself.
+func (l *Ledger) pending(ln int32) int64 {
+	return max(0, l.fronts.suffix(ln)-l.reqs.suffix(l.lines[ln].front))
+}
+
+// before returns the node before at, the last one when at is 0.
+func (s *sequence) before(at int32) int32 {
+	if at == 0 {
+		return s.last(s.root)
+	}
+	return s.prev(at)
+}
+
+// saved returns the chunks that a line with a front has saved for it.
+func (l *Ledger) saved(ln int32) int64 {
+	return l.need(l.lines[ln].front) - max(0, l.turns.nodes[ln].weight-l.round)
+}
+
+// setTurn moves a line to the end of those that have their turn in that round,
+// or before it.
+func (l *Ledger) setTurn(ln int32, round int64) {
+	n := l.turns.nodes[ln]
+	l.turns.remove(&l.turns.root, ln)
+	l.turns.reset(ln, n.lo, n.hi, round)
+	l.turns.insert(&l.turns.root, l.turns.firstAbove(l.turns.root, round), ln)
+}
+
+// measure tells turns the smallest and the largest need in a line.
+func (l *Ledger) measure(ln int32) {
+	root := &l.reqs.nodes[l.lines[ln].root]
+	l.turns.setNeeds(ln, root.min, root.max)
+}
+
+func (l *Ledger) openLine(s Sender) int32 {
+	var ln int32
+	if n := len(l.idle); n > 0 {
+		ln, l.idle = l.idle[n-1], l.idle[:n-1]
+	} else {
+		ln = l.turns.grow()
+		l.fronts.grow()
+		l.lines = append(l.lines, line{})
+	}
+	l.lines[ln] = line{sender: s}
+	l.known.put(uint64(s), ln)
+	l.turns.reset(ln, 0, 0, l.round)
+	l.turns.insert(&l.turns.root, l.turns.firstAbove(l.turns.root, l.round), ln)
+	return ln
+}
+
+func (l *Ledger) closeLine(ln int32) {
+	l.turns.remove(&l.turns.root, ln)
+	l.known.remove(uint64(l.lines[ln].sender))
+	l.idle = append(l.idle, ln)
+}
