@@ -161,9 +161,9 @@ func TestOldPeerGetsNoPing(t *testing.T) {
 	opts := Options{HeartbeatInterval: 5 * time.Millisecond, HeartbeatTimeout: 5 * time.Millisecond}
 	r := startRouter(t, rec.handle, opts)
 	p := startRawPeer(t, r, 0)
-	witness := startRawPeer2(t, r)
-	gone(t, witness) // by now an asked peer would have been given up
-	if err := r.Send(rec.kind(t, Connected, 0).Conn, []byte("hi")); err != nil {
+	id := rec.kind(t, Connected, 0).Conn
+	gone(t, startSilentPeer(t, r)) // by now an asked peer would have been given up
+	if err := r.Send(id, []byte("hi")); err != nil {
 		t.Fatal(err)
 	}
 	if m, c, err := p.in.next(); err != nil || text(m) != `["hi"]` {
@@ -171,8 +171,8 @@ func TestOldPeerGetsNoPing(t *testing.T) {
 	}
 }
 
-// startRawPeer2 is a silent peer of ZMTP 3.1 beside "raw".
-func startRawPeer2(t testing.TB, r *Router) io.Reader {
+// startSilentPeer is a bare peer of ZMTP 3.1 that neither answers nor reads.
+func startSilentPeer(t testing.TB, r *Router) io.Reader {
 	tcp := dialRaw(t, r.Addr())
 	if _, err := tcp.Write(hello(typeDealer, "other")); err != nil {
 		t.Fatal(err)
@@ -195,7 +195,7 @@ func TestSlowHandlerIsNotSilence(t *testing.T) {
 		t.Fatal(err)
 	}
 	rec.kind(t, Message, 0)
-	gone(t, startRawPeer2(t, r)) // longer than a heartbeat timeout
+	gone(t, startSilentPeer(t, r)) // longer than a heartbeat timeout
 	close(release)
 	if err := d.Send([]byte("b")); err != nil {
 		t.Fatal(err)

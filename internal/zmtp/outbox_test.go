@@ -180,7 +180,7 @@ func TestSendWait(t *testing.T) {
 		t.Error(err)
 	}
 
-	p2 := startRawPeer2(t, r)
+	p2 := startSilentPeer(t, r)
 	other := rec.kind(t, Connected, 1).Conn
 	fill(t, func() error { return r.Send(other, big) })
 	go func() { result <- r.SendWait(testContext(t), other, big) }()
