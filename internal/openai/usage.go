@@ -1,0 +1,35 @@
+package openai
+
+import (
+	"strconv"
+
+	"github.com/tidwall/gjson"
+)
+
+// addUsage returns the usage of the whole answer: the prompt's from the first
+// leg (the second had one token more), the completion's from both. Fields that
+// it does not know are the second leg's. firstUsage may be missing; prompt is
+// the number of the prompt's tokens.
+func addUsage(firstUsage, second gjson.Result, prompt int64) (string, error) {
+	o, err := objectOf(second)
+	if err != nil {
+		return "", err
+	}
+	completion, _ := integer(o.Get("completion_tokens"))
+	if n, ok := integer(firstUsage.Get("prompt_tokens")); ok {
+		prompt = n
+	}
+	one := int64(1)
+	if n, ok := integer(firstUsage.Get("completion_tokens")); ok {
+		one = n
+	}
+	o.Set("prompt_tokens", strconv.FormatInt(prompt, 10))
+	o.Set("completion_tokens", strconv.FormatInt(one+completion, 10))
+	o.Set("total_tokens", strconv.FormatInt(prompt+one+completion, 10))
+	if d := firstUsage.Get("prompt_tokens_details"); d.Exists() {
+		o.Set("prompt_tokens_details", d.Raw)
+	} else {
+		o.Delete("prompt_tokens_details")
+	}
+	return o.String(), nil
+}
