@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"sync"
 	"sync/atomic"
 	"testing"
 )
@@ -48,15 +49,82 @@ func echo(tb testing.TB) *Router {
 }
 
 func BenchmarkRoundTrip(b *testing.B) {
-	r := echo(b)
-	d := startDealer(b, r.Addr(), nil, Options{})
+	d := startDealer(b, echo(b).Addr(), nil, Options{})
 	benchOutstanding(b, d, 1)
 }
 
 func BenchmarkPipelined64(b *testing.B) {
-	r := echo(b)
+	d := startDealer(b, echo(b).Addr(), nil, Options{})
+	benchOutstanding(b, d, 64)
+}
+
+// BenchmarkLoop64 answers from one goroutine that owns all state, as the shell does.
+func BenchmarkLoop64(b *testing.B) {
+	requests := make(chan ConnID, 256)
+	r := startRouter(b, func(e Event) {
+		if e.Kind == Message {
+			requests <- e.Conn
+		}
+	}, Options{})
+	go func() {
+		for id := range requests {
+			_ = r.Send(id, nil, benchAnswer)
+		}
+	}()
 	d := startDealer(b, r.Addr(), nil, Options{})
 	benchOutstanding(b, d, 64)
+	b.Cleanup(func() { close(requests) })
+}
+
+// BenchmarkClients16x4 has 16 connections with 4 requests outstanding each.
+func BenchmarkClients16x4(b *testing.B) {
+	r := echo(b)
+	var wg sync.WaitGroup
+	clients := make([]*Conn, 16)
+	for i := range clients {
+		clients[i] = startDealer(b, r.Addr(), nil, Options{})
+	}
+	b.ReportAllocs()
+	b.ResetTimer()
+	for _, d := range clients {
+		wg.Go(func() {
+			if err := exchange(context.Background(), d, b.N/len(clients)+1, 4); err != nil {
+				b.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// BenchmarkPush sends 60-byte messages one way.
+func BenchmarkPush(b *testing.B) {
+	got := make(chan struct{})
+	n := 0
+	pull, err := ListenPull(context.Background(), "127.0.0.1:0", func(e Event) {
+		if e.Kind == Message {
+			if n++; n == b.N {
+				close(got)
+			}
+		}
+	}, Options{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer func() { _ = pull.Close() }()
+	d, err := DialPush(context.Background(), pull.Addr().String(), nil, Options{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer func() { _ = d.Close() }()
+	body := make([]byte, 60)
+	b.ReportAllocs()
+	b.ResetTimer()
+	for range b.N {
+		if err := d.SendWait(context.Background(), body); err != nil {
+			b.Fatal(err)
+		}
+	}
+	<-got
 }
 
 func benchOutstanding(b *testing.B, d *Conn, n int) {

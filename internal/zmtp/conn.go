@@ -330,6 +330,7 @@ func (c *conn) ping(context []byte) {
 }
 
 // probe asks the peer for a sign of life: a PONG with a context of its own. It reports whether one came within the timeout.
+// While our own handler runs no answer can be read; then the peer is taken to be alive.
 func (c *conn) probe(ctx context.Context, timeout time.Duration) bool {
 	answer := make(chan struct{})
 	c.probeMu.Lock()
@@ -351,10 +352,11 @@ func (c *conn) probe(ctx context.Context, timeout time.Duration) bool {
 	select {
 	case <-answer:
 		return true
-	case <-c.done:
+	case <-c.stop:
+		return false
 	case <-ctx.Done():
+		return c.busy.Load()
 	}
-	return false
 }
 
 func (c *conn) probed(context []byte) {

@@ -39,8 +39,8 @@ func (k Kind) String() string {
 type Event struct {
 	Kind Kind
 	Conn ConnID
-	// Identity names the connection: at a listening socket the identity that the peer announced or, where it announced none,
-	// a generated one that starts with a zero byte; at a dialled one our own.
+	// Identity names the connection. At a Router it is what the peer announced or, where it announced nothing, a generated
+	// one that starts with a zero byte, as always at a Pull or Rep; at a dialled socket it is our own.
 	Identity string
 	// Again, in Connected: a connection with this identity was there before. A listening socket remembers the last
 	// 8,192 identities for this.

@@ -121,6 +121,31 @@ func TestTakenIdentityThatIsLeft(t *testing.T) {
 	}
 }
 
+// While our handler runs the peer's answer cannot be heard: the newcomer is refused, not the peer.
+func TestTakenIdentityWhileTheHandlerRuns(t *testing.T) {
+	leakCheck(t)
+	release := make(chan struct{})
+	rec := &recorder{then: func(e Event) {
+		if e.Kind == Message {
+			<-release
+		}
+	}}
+	r := startRouter(t, rec.handle, Options{TakeoverTimeout: 10 * time.Millisecond})
+	old := startDealer(t, r.Addr(), nil, Options{Identity: []byte("x")})
+	if err := old.Send([]byte("slow")); err != nil {
+		t.Fatal(err)
+	}
+	rec.kind(t, Message, 0)
+	if _, err := DialDealer(testContext(t), r.Addr().String(), nil, Options{Identity: []byte("x")}); err == nil {
+		t.Error("the newcomer was taken")
+	}
+	close(release)
+	if err := old.Send([]byte("again")); err != nil {
+		t.Fatal(err)
+	}
+	rec.kind(t, Message, 1)
+}
+
 func TestIdentitySetIsBounded(t *testing.T) {
 	s := newIdentitySet(3)
 	for _, tc := range []struct {

@@ -8,10 +8,13 @@ import (
 	"net"
 	"net/netip"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
+
+	"go.uber.org/goleak"
 )
 
 // gone waits until the other side has closed a bare connection.
@@ -148,7 +151,7 @@ func TestCloseConnFlushes(t *testing.T) {
 func TestCloseIsBounded(t *testing.T) {
 	leakCheck(t)
 	rec := &recorder{}
-	r := startRouter(t, rec.handle, Options{Linger: 50 * time.Millisecond})
+	r := startRouter(t, rec.handle, Options{Linger: 50 * time.Millisecond, SendQueueBytes: 4 << 20})
 	tcp := dialRaw(t, r.Addr())
 	if _, err := tcp.Write(hello(typeDealer, "mute")); err != nil {
 		t.Fatal(err)
@@ -334,6 +337,75 @@ func TestAcceptErrorsAreNotFatal(t *testing.T) {
 	if n := l.Stats().AcceptErrors; n != 3 {
 		t.Errorf("%d accept errors", n)
 	}
+}
+
+// r91: a storm of connections that are cut in every state leaves nothing behind, and each that came also went.
+func TestDisconnectStorm(t *testing.T) {
+	leakCheck(t)
+	rec := &recorder{}
+	r := startEcho(t, "127.0.0.1:0", rec, Options{})
+	defer func() { _ = r.Close() }()
+	whole := append(hello(typeDealer, ""), appendMessage(nil, frames("", strings.Repeat("m", 500)))...)
+	var wg sync.WaitGroup
+	for i := range 200 {
+		wg.Go(func() {
+			tcp := dialRaw(t, r.Addr())
+			if _, err := tcp.Write(whole[:len(whole)*(i+1)/200]); err != nil {
+				t.Error(err)
+			}
+			if i%2 == 0 {
+				_ = tcp.SetLinger(0) // cut with a reset
+			}
+			_ = tcp.Close()
+		})
+	}
+	wg.Wait()
+	d := startDealer(t, r.Addr(), nil, Options{Identity: []byte("last")}) // accepted after all of them
+	if err := d.Send(nil, []byte("hi")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.Recv(testContext(t)); err != nil {
+		t.Fatal(err)
+	}
+	_ = d.Close()
+	_ = r.Close()
+	if s := r.Stats(); s.Conns+s.Handshakes != 0 || s.Accepted != 201 {
+		t.Errorf("%+v", s)
+	}
+	balance := map[ConnID]int{}
+	for _, e := range rec.all() {
+		switch e.Kind {
+		case Connected:
+			balance[e.Conn]++
+		case Disconnected:
+			balance[e.Conn]--
+		}
+	}
+	for id, n := range balance {
+		if n != 0 {
+			t.Errorf("connection %d: %d more Connected than Disconnected", id, n)
+		}
+	}
+}
+
+// The leak checks of these tests can fail.
+func TestLeakCheckSeesLeaks(t *testing.T) {
+	current, before := goleak.IgnoreCurrent(), openSockets(t)
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() { <-stop; close(stopped) }()
+	if openSockets(t) == before {
+		t.Error("a leaked socket is not seen")
+	}
+	if goleak.Find(current) == nil {
+		t.Error("a leaked goroutine is not seen")
+	}
+	_ = ln.Close()
+	close(stop)
+	<-stopped
 }
 
 func TestListenErrors(t *testing.T) {

@@ -8,7 +8,7 @@ import (
 )
 
 // Options of a socket. The zero value of each field means its default; a negative value is refused, except where it is said
-// to mean "never".
+// to mean "never". Besides its send queue and the message that is coming in, a connection holds at most 192 KiB of buffers.
 type Options struct {
 	// Identity is announced by DialDealer and DialReq: at most 255 bytes, the first not 0; empty lets the peer pick one.
 	Identity []byte

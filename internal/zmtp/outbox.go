@@ -13,7 +13,7 @@ import (
 const (
 	// burst: a Send that comes sooner than this after the last write leaves its bytes to the writer goroutine, which then
 	// finds those of the next Sends too. A single request or answer goes out at once.
-	burst = 20 * time.Microsecond
+	burst = 5 * time.Microsecond
 	// keepBuffer is the largest buffer kept for reuse; one that a big message has grown is given back.
 	keepBuffer = 64 << 10
 	// writePiece is what one write deadline is for.

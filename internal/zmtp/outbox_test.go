@@ -153,7 +153,7 @@ func TestSlowConsumer(t *testing.T) {
 func TestSendWait(t *testing.T) {
 	leakCheck(t)
 	rec := &recorder{}
-	r := startRouter(t, rec.handle, Options{})
+	r := startRouter(t, rec.handle, Options{SendQueueBytes: 4 << 20})
 	p := startRawPeer(t, r, 1)
 	id := rec.kind(t, Connected, 0).Conn
 	big := make([]byte, 1<<20)
