@@ -112,8 +112,23 @@ func (g *Gate) Open(owner kv.Incarnation, gen kv.Generation, slots []kv.SlotID) 
 func (g *Gate) Enter(owner kv.Incarnation, gen kv.Generation, i kv.SlotID, f Filler) Verdict {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	s := &g.slots[i]
-	switch {
+	v := g.askLocked(owner, gen, i)
+	if v == Entered {
+		g.slots[i].state = filling
+		g.fills[i] = fill{by: f}
+	}
+	return v
+}
+
+// Ask returns what Enter would.
+func (g *Gate) Ask(owner kv.Incarnation, gen kv.Generation, i kv.SlotID) Verdict {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.askLocked(owner, gen, i)
+}
+
+func (g *Gate) askLocked(owner kv.Incarnation, gen kv.Generation, i kv.SlotID) Verdict {
+	switch s := &g.slots[i]; {
 	case s.grant == nil || s.grant.gen != gen || s.grant.owner != owner || s.state == revoked:
 		return Closed
 	case s.state == landed:
@@ -121,8 +136,6 @@ func (g *Gate) Enter(owner kv.Incarnation, gen kv.Generation, i kv.SlotID, f Fil
 	case s.state == filling:
 		return Busy
 	}
-	s.state = filling
-	g.fills[i] = fill{by: f}
 	return Entered
 }
 

@@ -198,7 +198,7 @@ func sourceReused(r *rig) {
 	r.start(gen, 0, c)
 	r.await("the pull to fail", func(e *log) bool { return e.failed[at{0, gen}] != "" })
 	r.look(func(e *log) {
-		if s := e.failed[at{0, gen}]; !strings.Contains(s, "1001") || !strings.Contains(s, " 1 ") && !strings.Contains(s, " 1,") {
+		if s := e.failed[at{0, gen}]; !strings.Contains(s, "1001") || !strings.HasSuffix(s, " 1") {
 			r.t.Errorf("the failure names not both generations: %q", s)
 		}
 	})

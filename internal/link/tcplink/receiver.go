@@ -2,7 +2,6 @@ package tcplink
 
 import (
 	"crypto/subtle"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -13,17 +12,13 @@ import (
 	"github.com/berthkv/berth/internal/kv"
 	"github.com/berthkv/berth/internal/link"
 	"github.com/berthkv/berth/internal/link/gate"
+	"github.com/berthkv/berth/internal/link/lobby"
 )
 
 // Defaults and limits of the receiving side.
 const (
 	// DefaultMaxConnections is how many data connections an owner may have.
 	DefaultMaxConnections = 16
-	// DefaultMaxHandshakes is how many connections may be without a hello at a
-	// time; one more closes the oldest of them.
-	DefaultMaxHandshakes = 64
-	// DefaultHandshakeTimeout is how long one may be without.
-	DefaultHandshakeTimeout = 5 * time.Second
 	// DefaultLostGrace is how long an owner may be without a data connection
 	// before it is reported as lost: enough to dial again.
 	DefaultLostGrace = 2 * time.Second
@@ -40,29 +35,26 @@ type ReceiverConfig struct {
 	Listen      string         // host:port; port 0 takes a free one
 	Advertise   string         // host that peers shall dial; "" is Listen's
 	// Permit says whether an address may connect; nil permits all.
-	Permit           func(netip.Addr) bool
-	Checksum         bool // compute Landing.Sum
-	MaxConnections   int  // of one owner
-	MaxHandshakes    int
-	HandshakeTimeout time.Duration
-	LostGrace        time.Duration
+	Permit         func(netip.Addr) bool
+	Checksum       bool // compute Landing.Sum
+	MaxConnections int  // of one owner
+	LostGrace      time.Duration
 }
 
 // Receiver implements link.Receiver.
 type Receiver struct {
-	cfg      ReceiverConfig
-	ev       link.ReceiverEvents
-	gate     *gate.Gate
-	listener *net.TCPListener
-	offer    string
-	stop     chan struct{}
-	wg       sync.WaitGroup // accept loop, connections, loss watches
-	close    sync.Once
+	cfg   ReceiverConfig
+	ev    link.ReceiverEvents
+	gate  *gate.Gate
+	offer string
+	lobby *lobby.Lobby
+	stop  chan struct{}
+	wg    sync.WaitGroup // loss watches
+	close sync.Once
 
-	mu      sync.Mutex
-	closed  bool
-	owners  map[kv.Incarnation]*owner
-	pending []net.Conn // without a hello, oldest first
+	mu     sync.Mutex
+	closed bool
+	owners map[kv.Incarnation]*owner
 }
 
 // owner is a sender that may connect. Its fields are guarded by Receiver.mu.
@@ -78,12 +70,6 @@ type owner struct {
 func NewReceiver(cfg ReceiverConfig, ev link.ReceiverEvents) (*Receiver, error) {
 	if cfg.MaxConnections == 0 {
 		cfg.MaxConnections = DefaultMaxConnections
-	}
-	if cfg.MaxHandshakes == 0 {
-		cfg.MaxHandshakes = DefaultMaxHandshakes
-	}
-	if cfg.HandshakeTimeout == 0 {
-		cfg.HandshakeTimeout = DefaultHandshakeTimeout
 	}
 	if cfg.LostGrace == 0 {
 		cfg.LostGrace = DefaultLostGrace
@@ -102,11 +88,12 @@ func NewReceiver(cfg ReceiverConfig, ev link.ReceiverEvents) (*Receiver, error) 
 		}
 	}
 	r := &Receiver{
-		cfg: cfg, ev: ev, gate: gate.New(cfg.Pool.Slots()), listener: l.(*net.TCPListener),
-		offer: net.JoinHostPort(host, fmt.Sprint(addr.Port)), stop: make(chan struct{}), owners: make(map[kv.Incarnation]*owner),
+		cfg: cfg, ev: ev, gate: gate.New(cfg.Pool.Slots()), offer: net.JoinHostPort(host, fmt.Sprint(addr.Port)),
+		stop: make(chan struct{}), owners: make(map[kv.Incarnation]*owner),
 	}
-	r.wg.Add(1)
-	go r.accept()
+	r.mu.Lock() // until lobby is set
+	defer r.mu.Unlock()
+	r.lobby = lobby.Open(l, lobby.Config{Permit: r.permit, Serve: r.serve})
 	return r, nil
 }
 
@@ -161,105 +148,34 @@ func (r *Receiver) Revoke(gen kv.Generation, slots []kv.SlotID) {
 // Close implements link.Receiver.
 func (r *Receiver) Close() error {
 	r.close.Do(func() {
-		r.mu.Lock()
-		r.closed = true // no connection is served from here on
+		r.lobby.Shut()
 		close(r.stop)
-		r.listener.Close()
-		for _, nc := range r.pending {
-			nc.Close()
-		}
+		r.mu.Lock()
+		r.closed = true // nobody registers from here on
 		for _, o := range r.owners {
 			for c := range o.conns {
 				c.nc.Close() // its reader leaves its slot and ends
 			}
 		}
 		r.mu.Unlock()
+		r.lobby.Wait()
+		r.wg.Wait()
 	})
-	r.wg.Wait()
 	return nil
 }
 
-// accept admits connections until the listener is closed. An error that is
-// not the end (out of descriptors) is waited out.
-func (r *Receiver) accept() {
-	defer r.wg.Done()
-	for {
-		nc, err := r.listener.AcceptTCP()
-		if errors.Is(err, net.ErrClosed) {
-			return
-		}
-		if err != nil {
-			if !r.pause(100 * time.Millisecond) {
-				return
-			}
-			continue
-		}
-		if r.cfg.Permit != nil && !r.cfg.Permit(nc.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()) {
-			nc.Close()
-			continue
-		}
-		if !r.addPending(nc) {
-			return
-		}
-		go r.serve(nc)
-	}
-}
-
-// pause waits and reports whether the receiver still runs.
-func (r *Receiver) pause(d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-r.stop:
-		return false
-	}
-}
-
-// addPending counts a connection that has said nothing yet. The oldest goes
-// when there are too many: who speaks at once is served, however many do not.
-func (r *Receiver) addPending(nc net.Conn) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.closed {
-		nc.Close()
-		return false
-	}
-	if len(r.pending) >= r.cfg.MaxHandshakes {
-		r.pending[0].Close()
-		r.pending = r.pending[1:]
-	}
-	r.pending = append(r.pending, nc)
-	r.wg.Add(1)
-	return true
-}
-
-func (r *Receiver) dropPending(nc net.Conn) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for i, p := range r.pending {
-		if p == nc {
-			r.pending = append(r.pending[:i], r.pending[i+1:]...)
-			return
-		}
-	}
+// permit asks the configuration about a peer's address.
+func (r *Receiver) permit(nc net.Conn) bool {
+	return r.cfg.Permit == nil || r.cfg.Permit(nc.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap())
 }
 
 // serve handshakes and then reads frames until the connection ends.
-func (r *Receiver) serve(nc *net.TCPConn) {
-	defer r.wg.Done()
-	defer nc.Close()
-	err := nc.SetKeepAliveConfig(keepAlive)
-	if err == nil {
-		err = nc.SetDeadline(time.Now().Add(r.cfg.HandshakeTimeout))
+func (r *Receiver) serve(nc net.Conn) {
+	if nc.(*net.TCPConn).SetKeepAliveConfig(keepAlive) != nil {
+		return
 	}
 	var b [helloBytes]byte
-	if err == nil {
-		_, err = io.ReadFull(nc, b[:])
-	}
-	r.dropPending(nc)
-	if err != nil {
+	if _, err := io.ReadFull(nc, b[:]); err != nil {
 		return
 	}
 	h, ok := parseHello(&b)
@@ -268,17 +184,17 @@ func (r *Receiver) serve(nc *net.TCPConn) {
 	}
 	c := &reader{r: r, nc: nc, owner: h.owner}
 	st := r.register(h, c)
-	_, err = nc.Write(answer{st, r.cfg.Incarnation}.append(nil))
+	_, err := nc.Write(answer{st, r.cfg.Incarnation}.append(nil))
 	if st != statusOK {
 		return
 	}
 	if err == nil {
-		err = nc.SetDeadline(time.Time{})
+		err = r.lobby.Admit(nc)
 	}
 	if err == nil {
 		err = c.frames()
 	}
-	nc.Close()
+	nc.Close() // before it is counted as gone
 	r.unregister(c, err)
 }
 
@@ -330,11 +246,15 @@ func (r *Receiver) unregister(c *reader, err error) {
 // the whole grace, and then reports it as lost.
 func (r *Receiver) watchLoss(o *owner, err error) {
 	defer r.wg.Done()
+	t := time.NewTicker(r.cfg.LostGrace)
+	defer t.Stop()
 	for {
 		r.mu.Lock()
 		epoch := o.epoch
 		r.mu.Unlock()
-		if !r.pause(r.cfg.LostGrace) {
+		select {
+		case <-t.C:
+		case <-r.stop:
 			return
 		}
 		r.mu.Lock()
