@@ -21,7 +21,8 @@ type Peer struct {
 // Watch: tell how ReqID ends at each of Peers (one for each rank). Accepted is
 // reported once every receiver has the watch (Berth) or is known to be
 // LMCache's, or Result with the failure; then Result once, ready when all
-// ranks are.
+// ranks are. The core keeps the watch until exactly one of Cancel and Release
+// comes for its call, also after the Result.
 type Watch struct {
 	Call     kv.CallID
 	ReqID    string
@@ -29,12 +30,17 @@ type Watch struct {
 	Deadline kv.Duration
 }
 
-// Cancel ends a watched name at all its receivers, and the watch.
+// Cancel ends a watched name at all its receivers (also after it was ready:
+// what no engine has claimed is freed), and the watch. No Result comes after it.
 type Cancel struct {
 	Call   kv.CallID // of the Watch
 	Reason fault.Code
 	Text   string
 }
+
+// Release ends the watch of a transfer that was ready and used, or that ended
+// badly. Nothing is sent.
+type Release struct{ Call kv.CallID }
 
 // Connected, Disconnected, Received: control connections that the core dialled.
 type Connected struct{ Conn kv.ConnID }
@@ -93,6 +99,7 @@ type Wake struct{ At kv.Instant }
 
 func (Watch) event()        {}
 func (Cancel) event()       {}
+func (Release) event()      {}
 func (Connected) event()    {}
 func (Disconnected) event() {}
 func (Received) event()     {}
