@@ -155,7 +155,7 @@ func (r *Reader) Array(max int) int {
 
 // Key reads the key of a map's entry; it aliases the buffer.
 func (r *Reader) Key() []byte {
-	v, rest, err := msgp.ReadStringZC(r.b)
+	v, rest, err := str(r.b)
 	if err != nil {
 		r.want("str")
 		return nil
@@ -164,8 +164,22 @@ func (r *Reader) Key() []byte {
 	return v
 }
 
-// str reads a string of at most max bytes; it aliases the buffer.
-func (r *Reader) str(max int) []byte {
+// str reads a string: the two short forms here, since most are short.
+func str(b []byte) (v, rest []byte, err error) {
+	if len(b) > 1 {
+		start, n := 1, int(b[0]&0x1f)
+		if b[0] == 0xd9 {
+			start, n = 2, int(b[1])
+		}
+		if (b[0]&0xe0 == 0xa0 || start == 2) && len(b) >= start+n {
+			return b[start : start+n], b[start+n:], nil
+		}
+	}
+	return msgp.ReadStringZC(b)
+}
+
+// StrZC is Str without a copy: it aliases the buffer.
+func (r *Reader) StrZC(max int) []byte {
 	v := r.Key()
 	if len(v) > max {
 		r.Fail("%d bytes, at most %d", len(v), max)
@@ -179,14 +193,14 @@ func (r *Reader) str(max int) []byte {
 }
 
 // Str reads a string of at most max bytes.
-func (r *Reader) Str(max int) string { return string(r.str(max)) }
+func (r *Reader) Str(max int) string { return string(r.StrZC(max)) }
 
 // Strs reads an array of at most n strings of at most max bytes each.
 func (r *Reader) Strs(n, max int) []string {
 	n = r.Array(n)
 	start := r.b
 	for i := range n {
-		if r.str(max); r.err != nil {
+		if r.StrZC(max); r.err != nil {
 			r.err.within(fmt.Sprintf("[%d]", i))
 			return nil
 		}
@@ -199,7 +213,7 @@ func (r *Reader) Strs(n, max int) []string {
 	text := string(all)
 	out := make([]string, n)
 	for i := range out {
-		v, rest, _ := msgp.ReadStringZC(all)
+		v, rest, _ := str(all)
 		end := len(text) - len(rest)
 		out[i] = text[end-len(v) : end]
 		all = rest

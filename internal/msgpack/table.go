@@ -6,12 +6,15 @@ import (
 	"math"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/tinylib/msgp/msgp"
 )
 
 // Field describes one field of a map that holds a T: its key, its type and
 // limit, and where in T it is.
 type Field[T any] struct {
 	name   string
+	key    []byte        // the name, encoded
 	absent bool          // a reader does without it
 	zero   func(*T) bool // if set: a writer leaves it out when this holds
 	get    func(*Reader, *T)
@@ -57,7 +60,9 @@ type Table[T any] struct {
 // NewTable returns a table. Field names must differ.
 func NewTable[T any](fields ...Field[T]) *Table[T] {
 	t := &Table[T]{fields: fields}
-	for i, f := range fields {
+	for i := range fields {
+		f := &fields[i]
+		f.key = msgp.AppendString(nil, f.name)
 		if !f.absent {
 			t.required |= 1 << i
 		}
@@ -95,7 +100,7 @@ func (t *Table[T]) Put(w *Writer, m *T) {
 		if f.zero != nil && f.zero(m) {
 			continue
 		}
-		w.Key(f.name)
+		w.Raw(f.key)
 		bad := w.err != nil
 		f.put(w, m)
 		if w.err != nil && !bad {

@@ -47,6 +47,9 @@ func (w *Writer) Array(n, max int) {
 // Key writes the key of a map's entry.
 func (w *Writer) Key(name string) { w.b = msgp.AppendString(w.b, name) }
 
+// Raw writes values that are encoded already.
+func (w *Writer) Raw(b []byte) { w.b = append(w.b, b...) }
+
 // Str writes a string of at most max bytes.
 func (w *Writer) Str(s string, max int) {
 	switch {

@@ -55,7 +55,7 @@ func newInitKind[T any, P interface {
 	*T
 	InitMessage
 }](name string, fields ...msgpack.Field[T]) *kind[T] {
-	k := &kind[T]{name, msgpack.NewTable(fields...)}
+	k := makeKind(name, fields)
 	initKinds[name] = func(b []byte) (InitMessage, error) {
 		m, err := k.decode(b)
 		return P(m), err
@@ -108,13 +108,13 @@ func DecodeInit(b []byte, slots int64) (InitMessage, error) {
 	if err != nil {
 		return nil, &Error{Kind: Malformed, Text: err.Error()}
 	}
-	k, ok := initKinds[name]
+	k, ok := initKinds[string(name)]
 	if !ok {
-		return nil, &Error{Kind: UnknownType, Type: name, Text: fmt.Sprintf("unknown message %q", name)}
+		return nil, &Error{Kind: UnknownType, Type: string(name), Text: fmt.Sprintf("unknown message %q", name)}
 	}
 	m, err := k(b)
 	if err != nil {
-		return nil, &Error{Kind: Malformed, Type: name, Text: err.Error()}
+		return nil, &Error{Kind: Malformed, Type: string(name), Text: err.Error()}
 	}
 	var pages []byte
 	switch m := m.(type) {
@@ -124,7 +124,7 @@ func DecodeInit(b []byte, slots int64) (InitMessage, error) {
 		pages = m.RemotePages
 	}
 	if limit := PageListLimit(slots); len(pages) > limit {
-		return nil, &Error{Kind: Malformed, Type: name,
+		return nil, &Error{Kind: Malformed, Type: string(name),
 			Text: fmt.Sprintf("page list of %d bytes, at most %d for %d slots", len(pages), limit, slots)}
 	}
 	return m, nil

@@ -28,13 +28,13 @@ func Decode(b []byte) (msg.Message, error) {
 	if err != nil {
 		return nil, describe(b, Malformed, "", err)
 	}
-	k, ok := kinds[name]
+	k, ok := kinds[string(name)]
 	if !ok {
-		return nil, describe(b, UnknownType, name, fmt.Errorf("unknown message %q", name))
+		return nil, describe(b, UnknownType, string(name), fmt.Errorf("unknown message %q", name))
 	}
 	m, err := k(b)
 	if err != nil {
-		return nil, describe(b, Malformed, name, err)
+		return nil, describe(b, Malformed, string(name), err)
 	}
 	return m, nil
 }
@@ -45,7 +45,16 @@ var kinds = map[string]func([]byte) (msg.Message, error){}
 // kind is one message: its name and its fields.
 type kind[T any] struct {
 	name  string
+	head  []byte // the entry of the tag, encoded
 	table *msgpack.Table[T]
+}
+
+func makeKind[T any](name string, fields []msgpack.Field[T]) *kind[T] {
+	w := msgpack.NewWriter(nil)
+	w.Key(tag)
+	w.Key(name)
+	head, _ := w.Bytes()
+	return &kind[T]{name, head, msgpack.NewTable(fields...)}
 }
 
 // newKind registers a control message.
@@ -53,7 +62,7 @@ func newKind[T any, P interface {
 	*T
 	msg.Message
 }](name string, fields ...msgpack.Field[T]) *kind[T] {
-	k := &kind[T]{name, msgpack.NewTable(fields...)}
+	k := makeKind(name, fields)
 	kinds[name] = func(b []byte) (msg.Message, error) {
 		m, err := k.decode(b)
 		return P(m), err
@@ -72,8 +81,7 @@ func (k *kind[T]) decode(b []byte) (*T, error) {
 func (k *kind[T]) append(b []byte, m *T) ([]byte, error) {
 	w := msgpack.NewWriter(b)
 	w.Map(1 + k.table.Len(m))
-	w.Key(tag)
-	w.Key(k.name)
+	w.Raw(k.head)
 	k.table.Put(w, m)
 	b, err := w.Bytes()
 	if err != nil {
@@ -129,23 +137,23 @@ func Append(b []byte, m msg.Message) ([]byte, error) {
 	return nil, fmt.Errorf("%T is no control message", m)
 }
 
-// peekType returns the value of the first key `type`.
-func peekType(b []byte) (string, error) {
+// peekType returns the value of the first key `type`; it aliases b.
+func peekType(b []byte) ([]byte, error) {
 	r := msgpack.NewReader(b)
 	for range r.Map() {
 		if string(r.Key()) == tag {
-			name := r.Str(MaxName)
+			name := r.StrZC(MaxName)
 			if err := r.Err(); err != nil {
-				return "", fmt.Errorf("%s: %w", tag, err)
+				return nil, fmt.Errorf("%s: %w", tag, err)
 			}
 			return name, nil
 		}
 		r.Skip()
 	}
 	if err := r.Err(); err != nil {
-		return "", err
+		return nil, err
 	}
-	return "", fmt.Errorf("missing %s", tag)
+	return nil, fmt.Errorf("missing %s", tag)
 }
 
 // ErrorKind tells what a receiver does with a message that it cannot decode.
