@@ -294,3 +294,26 @@ func BenchmarkCommit256(b *testing.B) {
 		}
 	}
 }
+
+// TestCommitBounds: what a sender counts when it splits Commits (len(key) + 128
+// a chunk and 1024 for the rest) is at least what they take, whatever their
+// numbers are.
+func TestCommitBounds(t *testing.T) {
+	const big = 1<<63 - 1
+	full := msg.Chunk{Index: big, Key: strings.Repeat("k", kv.MaxKey), Tokens: big, HasChecksum: true, Checksum: 1<<32 - 1,
+		Src: &msg.Source{Slot: 1<<32 - 1, Generation: 1<<64 - 1}}
+	m := &msg.Commit{Seq: 1<<64 - 1, Begin: 1<<64 - 1, Fmt: big, DType: kv.DType(strings.Repeat("d", MaxName)),
+		Shape: times(kv.MaxDims, int64(big)), HasEnd: true, End: big}
+	last := 0
+	for n := range 40 {
+		b, err := Append(nil, m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n == 0 && len(b) > 1024 || n > 0 && len(b)-last > kv.MaxKey+128 {
+			t.Errorf("%d bytes with %d chunks after %d with one fewer", len(b), n, last)
+		}
+		last = len(b)
+		m.Chunks = append(m.Chunks, full)
+	}
+}
