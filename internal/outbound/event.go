@@ -195,6 +195,14 @@ type Connect struct {
 	Incarnation kv.Incarnation // the receiver's
 }
 
+// Handshake makes a data link to an LMCache receiver over its init port;
+// answered by LinkUp or LinkDown, and ended by Disconnect, like Connect.
+type Handshake struct {
+	Link LinkID
+	Name string
+	Peer Peer
+}
+
 // Disconnect closes a data link; answered by Lost for every open write and
 // LinkDown.
 type Disconnect struct{ Link LinkID }
@@ -330,6 +338,7 @@ func (Dial) action()       {}
 func (Close) action()      {}
 func (Send) action()       {}
 func (Connect) action()    {}
+func (Handshake) action()  {}
 func (Disconnect) action() {}
 func (Write) action()      {}
 func (Abort) action()      {}
