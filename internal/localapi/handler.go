@@ -23,9 +23,8 @@ type Handler interface {
 	// answer given before makes that a no-op); with a lost connection, for
 	// each of whose unanswered calls this is called, there is nobody to answer.
 	Hangup(call kv.CallID)
-	// Disconnected: the connection is gone; its last word. why is nil when the
-	// engine closed it or the server's owner did.
-	Disconnected(conn kv.ConnID, why error)
+	// Disconnected: the connection is gone; its last word.
+	Disconnected(conn kv.ConnID)
 	// ProcessGone: the process with that pid, which was sent pools, has exited.
 	// It may come before or after the Disconnected of its connections.
 	ProcessGone(pid int)

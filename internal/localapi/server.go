@@ -10,6 +10,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"github.com/berthkv/berth/internal/fault"
 	"github.com/berthkv/berth/internal/kv"
 )
@@ -23,7 +25,7 @@ type Config struct {
 	NextConn func() kv.ConnID
 	// HelloTimeout bounds the time until a connection's first frame; 0: 10 s.
 	HelloTimeout time.Duration
-	Log          *slog.Logger // of what concerns no connection; nil: none
+	Log          *slog.Logger // of connections that end badly; nil: none
 }
 
 // Server is the agent's end of the local API. It keeps no state of engines: it
@@ -40,6 +42,7 @@ type Server struct {
 	cfg      Config
 	listener *net.UnixListener
 	lock     *os.File
+	lines    *rate.Limiter // of the log
 	procs    processes
 	closing  chan struct{}
 	readers  sync.WaitGroup // and the accepting goroutine
@@ -85,7 +88,7 @@ func Listen(cfg Config) (*Server, error) {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	s := &Server{
-		cfg: cfg, listener: l, lock: lock,
+		cfg: cfg, listener: l, lock: lock, lines: rate.NewLimiter(2, 20),
 		procs:   processes{gone: cfg.Handler.ProcessGone, watched: map[int]*os.File{}},
 		closing: make(chan struct{}),
 		conns:   map[kv.ConnID]*conn{},
@@ -98,6 +101,13 @@ func Listen(cfg Config) (*Server, error) {
 // Path returns where the socket is.
 func (s *Server) Path() string { return s.cfg.Path }
 
+// warn logs, a few lines a second at most: engines may come and go at will.
+func (s *Server) warn(text string, attrs ...slog.Attr) {
+	if s.lines.Allow() {
+		s.cfg.Log.LogAttrs(context.Background(), slog.LevelWarn, text, attrs...)
+	}
+}
+
 // accept takes connections until the listener is closed.
 func (s *Server) accept() {
 	pause := time.NewTimer(0)
@@ -109,7 +119,7 @@ func (s *Server) accept() {
 			return
 		}
 		if err != nil { // out of descriptors: some may come free
-			s.cfg.Log.LogAttrs(context.Background(), slog.LevelWarn, "local API: accept failed", slog.Any("err", err))
+			s.warn("local API: accept failed", slog.Any("why", err))
 			pause.Reset(time.Second)
 			select {
 			case <-pause.C:
@@ -166,7 +176,10 @@ func (s *Server) serve(c *conn) {
 	for _, call := range lost {
 		h.Hangup(call)
 	}
-	h.Disconnected(c.id, why)
+	if why != nil {
+		s.warn("local API: connection lost", slog.Int("pid", c.cred.PID), slog.Any("why", why))
+	}
+	h.Disconnected(c.id)
 }
 
 // read handles frames until the connection ends, and says why it did.
