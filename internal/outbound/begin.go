@@ -133,7 +133,7 @@ func (c *Core) sendBegins(now kv.Instant, p *peer) {
 			p.byBegin[r.begin] = r
 			r.beginMsg = msg.Begin{Begin: r.begin, ReqID: r.id, Link: r.link.def.Name, TotalChunks: r.total,
 				DeadlineMS: r.left(now).Millis(), TokensKey: r.tokensKey}
-			c.request(now, p, &r.beginMsg, call{kind: callBegin, req: r})
+			c.request(p, &r.beginMsg, call{kind: callBegin, req: r})
 			c.arm(&r.timer, r.deadline)
 		}
 		r = next

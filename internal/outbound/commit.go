@@ -179,7 +179,7 @@ func (c *Core) startCommits(now kv.Instant, p *peer) {
 // ask sends the Commit.
 func (c *Core) ask(now kv.Instant, k *commit) {
 	k.phase, k.owed = asked, true
-	c.request(now, k.req.peer, &k.msg, call{kind: callCommit, req: k.req, commit: k})
+	c.request(k.req.peer, &k.msg, call{kind: callCommit, req: k.req, commit: k})
 }
 
 // writeItems gives items to the link: all, or those that were lost.

@@ -54,7 +54,7 @@ func (c *Core) cancelGone(now kv.Instant, ev Cancel) {
 	c.emit(Answer{Call: ev.Call, Ending: &e})
 	// It changes no ending, but what is ready and unclaimed gives its room back.
 	if p := c.peers[k.peer]; p != nil && e.Ending == msg.EndReady && k.begin != 0 && ev.Reason != fault.Deadline && p.sess.Opened() {
-		c.request(now, p, &msg.Cancel{Begin: k.begin, Reason: ev.Reason, Text: ev.Text}, call{kind: callFree})
+		c.request(p, &msg.Cancel{Begin: k.begin, Reason: ev.Reason, Text: ev.Text}, call{kind: callFree})
 		k.begin = 0
 	}
 }
@@ -73,7 +73,7 @@ func (c *Core) fail(now kv.Instant, r *request, code fault.Code, text string) {
 		if r.peer.dialect == speaksLMCache {
 			c.legacyCancel(now, r)
 		} else {
-			c.request(now, r.peer, &r.cancelMsg, call{kind: callCancel, req: r})
+			c.request(r.peer, &r.cancelMsg, call{kind: callCancel, req: r})
 		}
 		c.dropWaits(func(w *stageWait) bool { return w.req == r }, fault.New(code, "%q is ending: %s", r.id, text))
 		c.touch(r)

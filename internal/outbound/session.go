@@ -143,11 +143,11 @@ func (c *Core) settleWant(now kv.Instant, p *peer) {
 }
 
 // request makes a request of the session's.
-func (c *Core) request(now kv.Instant, p *peer, m msg.Message, of call) {
+func (c *Core) request(p *peer, m msg.Message, of call) {
 	if of.req != nil {
 		of.req.calls++
 	}
-	p.sess.Request(now, m, of)
+	p.sess.Request(m, of)
 	c.flush(p)
 }
 

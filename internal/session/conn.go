@@ -19,13 +19,13 @@ func (s *Session[T]) Want(now kv.Instant, want bool) {
 	switch {
 	case want:
 		s.idleAt = kv.Never
-		if !s.opened {
+		if !s.opened && s.state != foreign {
 			s.since = now
 		}
 		if s.state == idle {
 			s.dialSoon(now, s.dialAt)
 		}
-	case s.state == up:
+	case s.state == up || s.state == foreign:
 		s.idleAt = now.Add(s.cfg.Idle)
 	default:
 		s.rest()
@@ -65,7 +65,10 @@ func (s *Session[T]) dial() {
 func (s *Session[T]) retry(now kv.Instant, wait kv.Duration, text string) {
 	s.drop()
 	s.err = text
-	if s.state == up && now.Sub(s.upAt) >= LastBackoff {
+	if s.state == foreign && s.wanted {
+		s.since = now
+	}
+	if (s.state == up || s.state == foreign) && now.Sub(s.upAt) >= LastBackoff {
 		s.backoff = 0
 	} else {
 		s.backoff = min(max(2*s.backoff, FirstBackoff), LastBackoff)
@@ -131,13 +134,12 @@ func (s *Session[T]) Received(now kv.Instant, conn kv.ConnID, m msg.Message) Not
 func (s *Session[T]) greeted(now kv.Instant, m msg.Message) Notice[T] {
 	switch m := m.(type) {
 	case *msg.AllocResponse: // LMCache's receivers answer what they do not know with -1
-		lost := s.opened
-		s.Quit()
-		s.backoff, s.dialAt = 0, 0
-		if lost {
-			return Notice[T]{Kind: Legacy, Code: fault.PeerLost, Text: "the receiver now speaks LMCache's dialect"}
+		s.end()
+		s.state, s.since, s.upAt, s.err = foreign, kv.Never, now, ""
+		if !s.wanted {
+			s.idleAt = now.Add(s.cfg.Idle)
 		}
-		return Notice[T]{Kind: Legacy}
+		return Notice[T]{Kind: Legacy, Text: "the receiver speaks LMCache's dialect"}
 	case *msg.HelloReply:
 		if m.Re == s.helloSeq {
 			return s.open(now, m)
@@ -202,7 +204,7 @@ func (s *Session[T]) heard(now kv.Instant, m msg.Message) Notice[T] {
 	case seq == 0 || seq > s.calls.seq:
 		return Notice[T]{Kind: Violation, Text: fmt.Sprintf("%T answers %d; the last request was %d", m, seq, s.calls.seq)}
 	case s.lease.answered(seq):
-		return Notice[T]{Kind: Proved}
+		return Notice[T]{Kind: Proved, Seq: seq}
 	}
 	if ref, ok := s.calls.answered(seq); ok {
 		return Notice[T]{Kind: Reply, Ref: ref, Msg: m}
@@ -231,6 +233,8 @@ func (s *Session[T]) Next() kv.Instant {
 		at = s.helloAt.Add(s.cfg.Connect)
 	case up:
 		at = min(s.lease.beatAt, s.idleAt)
+	case foreign:
+		at = s.idleAt
 	}
 	if s.opened {
 		at = min(at, s.lease.lostAt())
@@ -254,12 +258,10 @@ func (s *Session[T]) Tick(now kv.Instant) Notice[T] {
 		text := fmt.Sprintf("no answer to Hello within %v s", s.cfg.Connect.Seconds())
 		s.retry(now, 0, text)
 		return Notice[T]{Kind: Closed, Text: text}
-	case s.state == up && now >= s.idleAt:
+	case (s.state == up || s.state == foreign) && now >= s.idleAt:
 		s.rest()
 	case s.state == up && now >= s.lease.beatAt:
-		seq := s.calls.next()
-		s.lease.sent(seq, now)
-		s.send(&msg.Heartbeat{Seq: seq})
+		s.Prove(now)
 	}
 	return Notice[T]{}
 }

@@ -5,9 +5,10 @@
 //
 //	        Want            Connected         HelloReply
 //	idle ─────────► dialing ─────────► greeting ─────────► up
-//	  ▲                ▲  └── back-off ◄───┘ │ loss, error   │
-//	  │                └─────────────────────┴───────────────┘ loss: resume
-//	  └── nothing wanted, LMCache's dialect, refused, lost for good
+//	  ▲                ▲  └── back-off ◄───┘ │ ▲             │
+//	  │                └─────────────────────┼─┴─────────────┘ loss: resume
+//	  │                                      └───► foreign: LMCache's dialect; the
+//	  └── nothing wanted, refused                  connection is kept to see it go
 //
 // Every call is one event. It returns at most one Notice for the owner, and
 // leaves what the transport shall do in Actions, to be taken before the next
@@ -65,7 +66,8 @@ const (
 	Lost
 	// Refused: the receiver answered Hello with an error. As Lost otherwise.
 	Refused
-	// Legacy: the receiver speaks LMCache's dialect. The session is idle.
+	// Legacy: the receiver speaks LMCache's dialect. That is known for as long
+	// as the connection lasts: Closed ends it, and the next one asks again.
 	Legacy
 	// Reply: the answer to a request, with the Ref it was made with.
 	Reply
@@ -76,7 +78,8 @@ const (
 	Violation
 	// Closed: the connection is gone; the session tries to resume.
 	Closed
-	// Proved: a heartbeat was answered, so writing may go on.
+	// Proved: a heartbeat was answered: what was sent before it has arrived,
+	// and writing may go on.
 	Proved
 )
 
@@ -87,6 +90,7 @@ type Notice[T any] struct {
 	Msg  msg.Message // Reply, Asked
 	Code fault.Code  // Lost, Refused
 	Text string      // Lost, Refused, Violation, Closed
+	Seq  uint64      // Proved: of the heartbeat
 }
 
 // Action is one thing for the transport to do.
@@ -113,16 +117,17 @@ const (
 	dialing               // conn is being made
 	greeting              // Hello is out on conn
 	up                    // HelloReply came on conn
+	foreign               // LMCache's refusal came on conn
 )
 
 // Session is the client half of a session with one receiver. T is what the
 // owner wants back with the answer to a request.
 //
 // Invariants, verified by Check:
-//  1. conn is set exactly in dialing, greeting and up.
+//  1. conn is set exactly in dialing, greeting, up and foreign.
 //  2. up implies opened; unanswered requests imply opened.
 //  3. unanswered requests are in ascending order of seq, none above the last.
-//  4. not opened and wanted implies that the verdict is timed.
+//  4. wanted and neither opened nor foreign implies that the verdict is timed.
 type Session[T any] struct {
 	cfg     Config
 	state   state
@@ -170,6 +175,9 @@ func (s *Session[T]) Up() bool { return s.state == up }
 // may requests be made.
 func (s *Session[T]) Opened() bool { return s.opened }
 
+// Foreign reports whether the receiver is known to speak LMCache's dialect.
+func (s *Session[T]) Foreign() bool { return s.state == foreign }
+
 // Idle reports whether the session has no connection and asks for none.
 func (s *Session[T]) Idle() bool { return s.state == idle }
 
@@ -185,10 +193,22 @@ func (s *Session[T]) LastSeq() uint64 { return s.calls.seq }
 // Unanswered is the number of requests without an answer.
 func (s *Session[T]) Unanswered() int { return len(s.calls.bySeq) }
 
+// Prove sends a heartbeat now and returns its number; 0 without a connection.
+// The Proved with that number says that what was sent before it has arrived.
+func (s *Session[T]) Prove(now kv.Instant) uint64 {
+	if s.state != up {
+		return 0
+	}
+	seq := s.calls.next()
+	s.lease.sent(seq, now)
+	s.send(&msg.Heartbeat{Seq: seq})
+	return seq
+}
+
 // Request numbers a request and sends it, at once or on resume. The session
 // must be Opened. The message is the session's until its answer, or until the
 // session is lost.
-func (s *Session[T]) Request(now kv.Instant, m msg.Message, ref T) {
+func (s *Session[T]) Request(m msg.Message, ref T) {
 	if !s.opened {
 		panic("session: request without a session")
 	}

@@ -1,0 +1,221 @@
+package watch
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/berthkv/berth/internal/fault"
+	"github.com/berthkv/berth/internal/kv"
+	"github.com/berthkv/berth/internal/msg"
+	"github.com/berthkv/berth/internal/session"
+)
+
+// peer is one receiver.
+type peer struct {
+	id    uint32
+	addr  Peer
+	sess  session.Session[call]
+	ranks []*rank // of every watch that is kept, oldest first
+	proof uint64  // the heartbeat whose answer is awaited, 0: none
+	// cancels are names to be cancelled once the session is open.
+	cancels []*msg.Cancel
+}
+
+// maxCancels bounds the cancels that wait for one receiver's session.
+const maxCancels = 1024
+
+// call is what the answer to a request belongs to; rank is nil where nobody
+// waits for it.
+type call struct{ rank *rank }
+
+func (a Peer) String() string { return fmt.Sprintf("%s:%d", a.Host, a.AllocPort) }
+
+// findPeer returns a receiver, known or new; nil at the limit.
+func (c *Core) findPeer(addr Peer) *peer {
+	if p := c.peers[addr]; p != nil {
+		return p
+	}
+	if len(c.peers) >= c.cfg.MaxPeers && !c.evictPeer() {
+		return nil
+	}
+	c.lastPeer++
+	p := &peer{id: c.lastPeer, addr: addr}
+	p.sess = session.New[call](session.Config{ID: p.id, Role: msg.RoleProxy, Node: c.cfg.Node, Incarnation: c.cfg.Incarnation, Secret: c.cfg.Secret,
+		Connect: c.cfg.ConnectTimeout, Idle: c.cfg.Idle}, c.floor)
+	c.peers[addr], c.byID[p.id] = p, p
+	return p
+}
+
+// evictPeer forgets the oldest receiver without a watch.
+func (c *Core) evictPeer() bool {
+	for _, p := range c.sortedPeers() {
+		if len(p.ranks) == 0 {
+			p.sess.Quit()
+			c.flush(p)
+			c.floor = max(c.floor, p.sess.LastSeq())
+			delete(c.peers, p.addr)
+			delete(c.byID, p.id)
+			return true
+		}
+	}
+	return false
+}
+
+func (c *Core) flush(p *peer) {
+	for _, a := range p.sess.Actions() {
+		switch a.Do {
+		case session.Dial:
+			c.emit(Dial{Conn: a.Conn, Peer: p.addr})
+		case session.Close:
+			c.emit(Close{Conn: a.Conn})
+		case session.Send:
+			c.emit(Send{Conn: a.Conn, Msg: a.Msg})
+		}
+	}
+}
+
+// settleWant keeps a session while something is watched there.
+func (c *Core) settleWant(now kv.Instant, p *peer) {
+	p.sess.Want(now, len(p.ranks)+len(p.cancels) > 0)
+	c.flush(p)
+}
+
+// pump sends what waits for the session, and a heartbeat after it: its answer
+// says that the watches before it are there.
+func (c *Core) pump(now kv.Instant, p *peer) {
+	if !p.sess.Up() {
+		return
+	}
+	unproved := false
+	for _, r := range p.ranks {
+		if r.state == rankQueued {
+			r.state = rankAsked
+			p.sess.Request(&msg.Watch{ReqID: r.w.reqID, DeadlineMS: max(r.w.deadline.Sub(now), 1).Millis()}, call{r})
+		}
+		unproved = unproved || (r.state == rankAsked && r.proof == 0)
+	}
+	for _, m := range p.cancels {
+		p.sess.Request(m, call{})
+	}
+	p.cancels = nil
+	if unproved && p.proof == 0 {
+		p.proof = p.sess.Prove(now)
+		for _, r := range p.ranks {
+			if r.state == rankAsked && r.proof == 0 {
+				r.proof = p.proof
+			}
+		}
+	}
+	c.flush(p)
+	c.settleWant(now, p)
+}
+
+// proved: what was sent before that heartbeat has arrived.
+func (c *Core) proved(now kv.Instant, p *peer, seq uint64) {
+	if seq != p.proof {
+		return
+	}
+	p.proof = 0
+	for _, r := range p.ranks {
+		if r.state == rankAsked && r.proof == seq {
+			r.state = rankWatching
+			c.advance(now, r.w)
+		}
+	}
+}
+
+// unprove forgets the proof that was under way: its answer cannot come.
+func (p *peer) unprove() {
+	p.proof = 0
+	for _, r := range p.ranks {
+		r.proof = 0
+	}
+}
+
+func (c *Core) connected(now kv.Instant, ev Connected) {
+	if p := c.byID[session.Owner(ev.Conn)]; p != nil {
+		p.sess.Connected(now, ev.Conn)
+		c.flush(p)
+	}
+}
+
+func (c *Core) disconnected(now kv.Instant, ev Disconnected) {
+	if p := c.byID[session.Owner(ev.Conn)]; p != nil {
+		n := p.sess.Disconnected(now, ev.Conn, ev.Text)
+		c.flush(p)
+		c.notice(now, p, n)
+	}
+}
+
+func (c *Core) malformed(now kv.Instant, ev Malformed) {
+	if p := c.byID[session.Owner(ev.Conn)]; p != nil {
+		n := p.sess.Malformed(now, ev.Conn, ev.Text)
+		c.flush(p)
+		c.notice(now, p, n)
+	}
+}
+
+func (c *Core) received(now kv.Instant, ev Received) {
+	if p := c.byID[session.Owner(ev.Conn)]; p != nil {
+		n := p.sess.Received(now, ev.Conn, ev.Msg)
+		c.flush(p)
+		c.notice(now, p, n)
+	}
+}
+
+// notice acts on what a session has to say.
+func (c *Core) notice(now kv.Instant, p *peer, n session.Notice[call]) {
+	switch n.Kind {
+	case session.Reply:
+		if r := n.Ref.rank; r != nil {
+			c.reply(now, r, n.Msg)
+		}
+		c.flush(p)
+		return
+	case session.Proved:
+		c.proved(now, p, n.Seq)
+	case session.Closed, session.Resumed:
+		p.unprove()
+	case session.Up: // what an earlier session watched is gone with it
+		p.unprove()
+		c.lose(now, p, false, fault.PeerLost, "the receiver opened another session")
+	case session.Lost, session.Refused:
+		p.unprove()
+		p.cancels = nil
+		c.lose(now, p, true, n.Code, n.Text)
+	case session.Legacy:
+		p.unprove()
+		p.cancels = nil
+		for _, r := range slices.Clone(p.ranks) {
+			if r.state == rankQueued {
+				r.state = rankLegacy
+				c.advance(now, r.w)
+			}
+		}
+		c.lose(now, p, false, fault.PeerLost, n.Text)
+	}
+	c.findLease()
+	c.settleWant(now, p)
+	c.pump(now, p)
+}
+
+// lose ends what was watched in a session that is over, and with queued also
+// what waits for one. A rank that was ready may be so no more: what its
+// receiver kept for us, and nobody has claimed, is cancelled with our lease.
+func (c *Core) lose(now kv.Instant, p *peer, queued bool, code fault.Code, text string) {
+	for _, r := range slices.Clone(p.ranks) {
+		if r.w.told || r.state == rankLegacy || (r.state == rankQueued && !queued) {
+			continue
+		}
+		c.result(now, r.w, Result{Ending: msg.EndFailed, Reason: code, Text: fmt.Sprintf("%s: %s", p.addr, text), Rank: r.n})
+	}
+}
+
+func (c *Core) findLease() {
+	c.lease = 0
+	for _, p := range c.byID {
+		if l := p.sess.Lease(); l > 0 && (c.lease == 0 || l < c.lease) {
+			c.lease = l
+		}
+	}
+}

@@ -1,0 +1,237 @@
+package watch
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/berthkv/berth/internal/fault"
+	"github.com/berthkv/berth/internal/kv"
+	"github.com/berthkv/berth/internal/msg"
+)
+
+// watched is one Watch, kept until Cancel or Release.
+type watched struct {
+	call     kv.CallID
+	n        uint64 // in order of arrival
+	reqID    string
+	deadline kv.Instant
+	ranks    []*rank
+	accepted bool // said
+	told     bool // the result was said
+	words    []kv.ConnID
+	asked    bool // Ready was sent
+}
+
+// rankState is how far the watch at one receiver is.
+//
+//	queued ──► asked ──► watching ──► ready
+//	   └► legacy (its word is the senders')
+//
+// A bad ending of one rank is the result of the watch and leaves the rank as
+// it is.
+type rankState uint8
+
+const (
+	rankQueued   rankState = iota // waits for the session
+	rankAsked                     // Watch is out
+	rankWatching                  // it has arrived
+	rankReady                     // the receiver said so
+	rankLegacy                    // an LMCache receiver: it cannot say
+)
+
+type rank struct {
+	w     *watched
+	n     int
+	p     *peer
+	state rankState
+	proof uint64 // asked: the heartbeat sent after the Watch, 0: none yet
+}
+
+// watch begins a watch at every rank's receiver.
+func (c *Core) watch(now kv.Instant, ev Watch) {
+	if c.watches[ev.Call] != nil {
+		return // a repeat
+	}
+	w := &watched{call: ev.Call, reqID: ev.ReqID}
+	if err := c.checkWatch(ev); err != nil {
+		c.emit(Result{Call: ev.Call, Ending: msg.EndFailed, Reason: err.Code, Text: err.Text})
+		return
+	}
+	if ev.Deadline == kv.Forever || ev.Deadline == 0 {
+		ev.Deadline = c.cfg.Deadline
+	}
+	w.deadline = now.Add(ev.Deadline)
+	c.dueAt = min(c.dueAt, w.deadline)
+	c.lastWatch++
+	w.n = c.lastWatch
+	c.watches[w.call], c.byName[w.reqID] = w, w
+	for i, addr := range ev.Peers {
+		p := c.findPeer(addr)
+		if p == nil {
+			c.result(now, w, Result{Ending: msg.EndFailed, Reason: fault.Busy, Rank: i,
+				Text: fmt.Sprintf("%d receivers are known; the limit is %d", len(c.peers), c.cfg.MaxPeers)})
+			return
+		}
+		r := &rank{w: w, n: i, p: p}
+		w.ranks = append(w.ranks, r)
+		p.ranks = append(p.ranks, r)
+		if p.sess.Foreign() {
+			r.state = rankLegacy
+		}
+		c.settleWant(now, p)
+	}
+	for _, r := range w.ranks {
+		c.pump(now, r.p)
+	}
+	c.early.replay(w.reqID, func(e *earlyWord) { c.takeEarly(now, w, e) })
+	c.advance(now, w)
+}
+
+func (c *Core) checkWatch(ev Watch) *fault.Error {
+	switch {
+	case ev.ReqID == "":
+		return fault.New(fault.BadRequest, "req_id is empty")
+	case len(ev.ReqID) > kv.MaxReqID:
+		return fault.New(fault.TooLarge, "req_id has %d bytes; the limit is %d", len(ev.ReqID), kv.MaxReqID)
+	case len(ev.Peers) == 0 || len(ev.Peers) > maxRanks:
+		return fault.New(fault.BadRequest, "%d receivers; a watch has 1 to %d", len(ev.Peers), maxRanks)
+	case c.byName[ev.ReqID] != nil:
+		return fault.New(fault.BadRequest, "%q is watched already", ev.ReqID)
+	case len(c.watches) >= c.cfg.MaxWatches:
+		return fault.New(fault.Busy, "%d watches; the limit is %d", len(c.watches), c.cfg.MaxWatches)
+	}
+	return nil
+}
+
+// reply takes a receiver's word on a rank: the answer to Watch, or to Ready.
+func (c *Core) reply(now kv.Instant, r *rank, m msg.Message) {
+	if r.w.told {
+		return
+	}
+	switch m := m.(type) {
+	case *msg.Ended:
+		if m.Ending == msg.EndReady {
+			r.state = rankReady
+			c.advance(now, r.w)
+			return
+		}
+		c.result(now, r.w, Result{Ending: m.Ending, Reason: m.Reason, Text: m.Text, Rank: r.n})
+	case *msg.Error:
+		c.result(now, r.w, Result{Ending: msg.EndFailed, Reason: m.Code, Text: m.Text, Rank: r.n})
+	default:
+		c.result(now, r.w, Result{Ending: msg.EndFailed, Reason: fault.Internal, Text: fmt.Sprintf("the receiver answered Watch with %T", m), Rank: r.n})
+	}
+}
+
+// advance says Accepted, asks legacy requests to be committed, and says the
+// result, as soon as each may be said.
+func (c *Core) advance(now kv.Instant, w *watched) {
+	if w.told {
+		return
+	}
+	there, ready := true, true
+	for _, r := range w.ranks {
+		there = there && r.state >= rankWatching
+		ready = ready && (r.state == rankReady || (r.state == rankLegacy && w.spoken()))
+	}
+	if there && !w.accepted {
+		w.accepted = true
+		c.emit(Accepted{Call: w.call})
+	}
+	if w.spoken() && !w.asked && there {
+		w.asked = true
+		for _, r := range w.ranks {
+			if r.state == rankWatching && r.p.sess.Opened() {
+				r.p.sess.Request(&msg.Ready{ReqID: w.reqID}, call{})
+				c.flush(r.p)
+			}
+		}
+	}
+	if ready {
+		c.result(now, w, Result{Ending: msg.EndReady})
+	}
+}
+
+// result fixes the result. A bad one ends the name at the other receivers.
+func (c *Core) result(now kv.Instant, w *watched, res Result) {
+	if w.told {
+		return
+	}
+	w.told = true
+	res.Call = w.call
+	c.emit(res)
+	if res.Ending != msg.EndReady {
+		c.cancelRanks(now, w, fault.Cancelled, fmt.Sprintf("rank %d ended: %s %s", res.Rank, res.Reason, res.Text))
+	}
+}
+
+// expireWatches ends the watches whose deadline has come and finds the next.
+func (c *Core) expireWatches(now kv.Instant) {
+	c.dueAt = kv.Never
+	for _, w := range c.sortedWatches() {
+		switch {
+		case w.told:
+		case w.deadline <= now:
+			c.expire(now, w)
+		default:
+			c.dueAt = min(c.dueAt, w.deadline)
+		}
+	}
+}
+
+// expire ends a watch at its deadline.
+func (c *Core) expire(now kv.Instant, w *watched) {
+	slow := 0
+	for _, r := range w.ranks {
+		if r.state != rankReady && r.state != rankLegacy {
+			slow = r.n
+			break
+		}
+	}
+	c.result(now, w, Result{Ending: msg.EndFailed, Reason: fault.Deadline, Text: "not ready before the deadline of its watch", Rank: slow})
+}
+
+// cancel ends a name at all its receivers, also after it was ready, and the
+// watch.
+func (c *Core) cancel(now kv.Instant, ev Cancel) {
+	w := c.watches[ev.Call]
+	if w == nil {
+		return
+	}
+	w.told = true
+	if ev.Reason == "" {
+		ev.Reason = fault.Cancelled
+	}
+	c.cancelRanks(now, w, ev.Reason, ev.Text)
+	c.forget(now, w)
+}
+
+// cancelRanks tells every receiver that may know the name. A deadline is told
+// as a cancel: for a deadline's sake alone a receiver would keep what is ready.
+func (c *Core) cancelRanks(now kv.Instant, w *watched, code fault.Code, text string) {
+	if code == fault.Deadline {
+		code, text = fault.Cancelled, "deadline: "+text
+	}
+	for _, r := range w.ranks {
+		m := &msg.Cancel{ReqID: w.reqID, Reason: code, Text: text}
+		switch {
+		case r.state == rankLegacy || (r.state == rankQueued && !w.accepted):
+		case r.p.sess.Opened():
+			r.p.sess.Request(m, call{})
+			c.flush(r.p)
+		case len(r.p.cancels) < maxCancels:
+			r.p.cancels = append(r.p.cancels, m)
+		}
+	}
+}
+
+// forget drops a watch that is cancelled or released.
+func (c *Core) forget(now kv.Instant, w *watched) {
+	w.told = true
+	delete(c.watches, w.call)
+	delete(c.byName, w.reqID)
+	for _, r := range w.ranks {
+		r.p.ranks = slices.DeleteFunc(r.p.ranks, func(x *rank) bool { return x == r })
+		c.settleWant(now, r.p)
+	}
+}
