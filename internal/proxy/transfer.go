@@ -1,0 +1,114 @@
+package proxy
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/berthkv/berth/internal/fault"
+	"github.com/berthkv/berth/internal/msg"
+	"github.com/berthkv/berth/internal/openai"
+)
+
+// transfer is the movement of one attempt's KV, watched at its receivers.
+type transfer struct {
+	x     *exchange
+	spec  *openai.Spec
+	watch Watch
+
+	ctx     context.Context // ends when the transfer fails, with the *failure as cause
+	abort   context.CancelCauseFunc
+	settled chan struct{} // closed when ending and err are set
+	ending  Ending
+	err     error
+}
+
+// watchTransfer names a new attempt and returns once its receivers watch it.
+func (x *exchange) watchTransfer(dec *node) (*transfer, *failure) {
+	cfg := x.p.cfg
+	t := &transfer{x: x, spec: x.p.newSpec(dec), settled: make(chan struct{})}
+	x.attempt(t.spec.ReqID)
+	ctx, stop := within(x.ctx, cfg.Timeouts.Watch, "the watch at the receivers")
+	defer stop()
+	fail := func(err error) *failure {
+		if ctx.Err() != nil {
+			return x.failed(ctx, StepWatch, "", err)
+		}
+		return transferFailure(StepWatch, fault.CodeOf(err), err.Error())
+	}
+	w, err := x.p.watcher.Watch(ctx, WatchRequest{
+		ReqID:     t.spec.ReqID,
+		Receivers: dec.receivers,
+		Deadline:  cfg.Timeouts.Prefill + cfg.Timeouts.Transfer,
+	})
+	if err != nil {
+		return nil, fail(err)
+	}
+	if err := w.Accepted(ctx); err != nil {
+		f := fail(err)
+		w.Cancel(f.code(), f.Error())
+		return nil, f
+	}
+	t.watch = w
+	t.ctx, t.abort = context.WithCancelCause(x.ctx)
+	go t.follow()
+	return t, nil
+}
+
+// follow waits for the ending; close ends it.
+func (t *transfer) follow() {
+	defer close(t.settled)
+	t.ending, t.err = t.watch.Result(t.ctx)
+	if f := t.failure(); f != nil {
+		t.abort(f)
+	}
+}
+
+// failure is what a settled transfer's ending means, nil if it is ready.
+func (t *transfer) failure() *failure {
+	switch {
+	case t.err != nil:
+		return transferFailure(StepTransfer, fault.CodeOf(t.err), t.err.Error())
+	case t.ending.Ending == msg.EndReady:
+		return nil
+	}
+	text := t.ending.Text
+	if text == "" {
+		text = string(t.ending.Ending)
+	}
+	return transferFailure(StepTransfer, t.ending.Reason, fmt.Sprintf("rank %d: %s", t.ending.Rank, text))
+}
+
+// wait returns nil once the KV is at every rank: never before (r26).
+func (t *transfer) wait() *failure {
+	ctx, stop := within(t.x.ctx, t.x.p.cfg.Timeouts.Transfer, "the KV transfer")
+	defer stop()
+	select {
+	case <-t.settled:
+	case <-ctx.Done():
+	}
+	if t.x.ctx.Err() == nil && ctx.Err() == nil {
+		return t.failure()
+	}
+	f := t.x.failed(ctx, StepTransfer, "", ctx.Err())
+	if f.outcome == TimedOut && t.x.ctx.Err() == nil {
+		return transferFailure(StepTransfer, fault.Deadline, f.api.Message)
+	}
+	return f
+}
+
+// close ends the watch: what did not end well, and what nobody will read, is
+// cancelled at the receivers.
+func (t *transfer) close(code fault.Code, text string) {
+	if code == "" {
+		t.watch.Close()
+	} else {
+		t.watch.Cancel(code, text)
+	}
+	t.abort(nil)
+	<-t.settled
+}
+
+func transferFailure(step Step, code fault.Code, text string) *failure {
+	return &failure{step: step, outcome: TransferFailed, elsewhere: true,
+		api: &openai.Error{Status: 502, Code: string(code), Message: fmt.Sprintf("the KV transfer failed: %s", text)}}
+}
