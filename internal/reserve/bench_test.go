@@ -30,8 +30,12 @@ func BenchmarkAdmit(b *testing.B) {
 				const mask = 1<<15 - 1
 				var out [mask + 1]int64 // a ring: what is out, oldest first
 				out[0] = 1 << 14
-				first, end := 0, 1
+				first, end, next := 0, 1, uint64(n+1)
 				b.ReportAllocs()
+				leave := func(id uint64) {
+					out[end&mask] = needs[id%uint64(n)]
+					end++
+				}
 				for b.Loop() {
 					id, ok := l.Next()
 					for !ok {
@@ -39,9 +43,13 @@ func BenchmarkAdmit(b *testing.B) {
 						first++
 						id, ok = l.Next()
 					}
-					out[end&mask] = needs[id]
-					end++
-					l.Request(id, Sender(id%uint64(senders)), needs[id])
+					leave(id)
+					for waits := false; !waits; next++ {
+						ok, _ := l.Request(next, Sender(next%uint64(senders)), needs[next%uint64(n)])
+						if waits = !ok; ok {
+							leave(next)
+						}
+					}
 				}
 			})
 		}

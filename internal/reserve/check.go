@@ -10,15 +10,15 @@ func (l *Ledger) Check() error {
 	}
 	for _, t := range []struct {
 		name string
-		s    *sequence
+		s    *lineup
 	}{{"turns", &l.turns}, {"fronts", &l.fronts}} {
-		if err := t.s.check(t.s.root, 0); err != nil {
+		if err := t.s.check(t.s.seq); err != nil {
 			return fmt.Errorf("3: %s: %w", t.name, err)
 		}
 	}
 	waiting, lines, fronts := 0, 0, 0
 	before := l.round - l.cfg.Capacity
-	for ln := l.turns.begin(l.turns.root); ln != 0; ln = l.turns.next(ln) {
+	for ln := l.turns.seq.head; ln != 0; ln = l.turns.next(ln) {
 		n, err := l.checkLine(ln)
 		if err != nil {
 			return fmt.Errorf("%w, in the line of sender %d", err, l.lines[ln].sender)
@@ -46,14 +46,14 @@ func (l *Ledger) Check() error {
 // checkLine verifies what holds for one line, and returns its length.
 func (l *Ledger) checkLine(ln int32) (n int, err error) {
 	p := &l.lines[ln]
-	if p.root == 0 || l.known.get(uint64(p.sender)) != ln {
+	if p.queue.root == 0 || l.known.get(uint64(p.sender)) != ln {
 		return 0, fmt.Errorf("2: empty, or not found")
 	}
-	if err := l.reqs.check(p.root, 0); err != nil {
+	if err := l.reqs.check(p.queue); err != nil {
 		return 0, fmt.Errorf("3: %w", err)
 	}
 	front, chunks, arrival := int32(0), int64(0), uint64(0)
-	for i := l.reqs.begin(p.root); i != 0; i = l.reqs.next(i) {
+	for i := p.queue.head; i != 0; i = l.reqs.next(i) {
 		in := l.infos[i]
 		need := l.need(i)
 		if in.line != ln || l.ids.get(in.id) != i || in.arrival <= arrival || need < 1 || need > l.cfg.Capacity {
@@ -72,17 +72,17 @@ func (l *Ledger) checkLine(ln int32) (n int, err error) {
 	if front != p.front {
 		return 0, fmt.Errorf("4: front is %d, should be %d", p.front, front)
 	}
-	root, t := l.reqs.nodes[p.root], l.turns.nodes[ln]
-	if n != p.count || chunks != p.chunks || t.lo != root.min || t.hi != root.max {
+	all, t := l.reqs.all(p.queue.root), l.turns.nodes[ln]
+	if n != p.count || chunks != p.chunks || t.lo != all.min || t.hi != all.max {
 		return 0, fmt.Errorf("3: counted %d requests of %d chunks, needs %d to %d; there are %d of %d, %d to %d",
-			p.count, p.chunks, t.lo, t.hi, n, chunks, root.min, root.max)
+			p.count, p.chunks, t.lo, t.hi, n, chunks, all.min, all.max)
 	}
 	return n, nil
 }
 
 // checkFronts verifies that fronts holds exactly n lines, each with a front.
 func (l *Ledger) checkFronts(n int) error {
-	for ln := l.fronts.begin(l.fronts.root); ln != 0; ln = l.fronts.next(ln) {
+	for ln := l.fronts.seq.head; ln != 0; ln = l.fronts.next(ln) {
 		n--
 		w, v := l.fronts.nodes[ln].weight, l.fronts.suffix(ln)
 		if l.lines[ln].front == 0 {
@@ -98,8 +98,22 @@ func (l *Ledger) checkFronts(n int) error {
 	return nil
 }
 
-// check verifies links, heap order and aggregates of a subtree.
-func (f *forest) check(i, up int32) error {
+// check verifies links, heap order and summaries of a sequence.
+func (f *forest) check(q sequence) error {
+	head, tail := q.root, q.root
+	for f.nodes[head].left != 0 {
+		head = f.nodes[head].left
+	}
+	for f.nodes[tail].right != 0 {
+		tail = f.nodes[tail].right
+	}
+	if q.head != head || q.tail != tail {
+		return fmt.Errorf("from node %d to %d, should be %d to %d", q.head, q.tail, head, tail)
+	}
+	return f.checkSubtree(q.root, 0)
+}
+
+func (f *forest) checkSubtree(i, up int32) error {
 	if i == 0 {
 		return nil
 	}
@@ -107,14 +121,14 @@ func (f *forest) check(i, up int32) error {
 	if n.up != up || up != 0 && f.nodes[up].rank < n.rank {
 		return fmt.Errorf("node %d hangs at %d, says %d", i, up, n.up)
 	}
-	if err := f.check(n.left, i); err != nil {
+	if err := f.checkSubtree(n.left, i); err != nil {
 		return err
 	}
-	if err := f.check(n.right, i); err != nil {
+	if err := f.checkSubtree(n.right, i); err != nil {
 		return err
 	}
-	if f.pull(i); f.nodes[i] != n {
-		return fmt.Errorf("node %d has stale aggregates: %+v, should be %+v", i, n, f.nodes[i])
+	if before, after := f.all(n.left), f.all(n.right); n.before != before || n.after != after {
+		return fmt.Errorf("node %d says its subtrees are %+v and %+v, should be %+v and %+v", i, n.before, n.after, before, after)
 	}
 	return nil
 }

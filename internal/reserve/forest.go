@@ -2,111 +2,149 @@ package reserve
 
 import "math"
 
-// forest holds ordered sequences (each a treap, named by its root) in one slab
-// of nodes. Links are indices, so a forest is copied by copying one slice, and
-// nodes that are used again cost no allocation. Index 0 is "none".
+// forest holds ordered sequences, each a treap, in one slab of nodes. Links are
+// indices, so a forest is copied by copying one slice, and nodes that are used
+// again cost no allocation. Index 0 is "none".
 //
-// A node carries the needs that it stands for (lo to hi) and a weight. Needs
-// are aggregated so that the first node with a small enough need is found in one
-// descent, weights so that a suffix sum is.
+// A node carries the needs that it stands for (lo to hi) and a weight. They are
+// summed up over subtrees, so that the first node with a small enough need, and
+// the weight from a node to the end, are found on one path. A node keeps the sums
+// of its children rather than its own: it is one cache line, and a path touches
+// no other.
 type forest struct{ nodes []node }
 
 type node struct {
 	left, right, up int32
 	rank            uint32 // heap order: a node's is at least its children's
-	lo, hi          int32  // own smallest and largest need
-	min, max        int32  // of the subtree
-	weight, sum     int64  // own; of the subtree
+	lo, hi          int32  // smallest and largest need
+	weight          int64
+	before, after   summary // of the left and the right subtree
 }
 
+// summary of a subtree.
+type summary struct {
+	min, max int32 // needs
+	sum      int64 // weights
+}
+
+var nothing = summary{min: math.MaxInt32, max: -1}
+
+// sequence is one of the sequences of a forest; the zero value is empty.
+type sequence struct{ root, head, tail int32 }
+
 func newForest() forest {
-	return forest{nodes: []node{{min: math.MaxInt32, max: -1}}}
+	return forest{nodes: []node{{lo: math.MaxInt32, hi: -1, before: nothing, after: nothing}}}
 }
 
 // grow adds a node that is in no sequence and returns its index. The rank
-// spreads the index, which makes trees as good as random ones.
+// scatters the index, which makes trees as good as random ones.
 func (f *forest) grow() int32 {
-	i := int32(len(f.nodes))
-	f.nodes = append(f.nodes, node{rank: uint32(spread(uint64(i)))})
-	return i
+	i := len(f.nodes)
+	f.nodes = append(f.nodes, node{rank: uint32(scatter(uint64(i)))})
+	return int32(i)
+}
+
+// scatter is the finalizer of splitmix64.
+func scatter(x uint64) uint64 {
+	x += 0x9e3779b97f4a7c15
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
 }
 
 // reset prepares a node for insert.
 func (f *forest) reset(i int32, lo, hi int32, weight int64) {
 	n := &f.nodes[i]
-	*n = node{rank: n.rank, lo: lo, hi: hi, weight: weight}
+	n.left, n.right, n.up = 0, 0, 0
+	n.lo, n.hi, n.weight = lo, hi, weight
+	n.before, n.after = nothing, nothing
 }
 
-// pull recomputes the aggregates of a node from its children's.
-func (f *forest) pull(i int32) {
+// all sums up the subtree of node i; that of node 0 is nothing.
+func (f *forest) all(i int32) summary {
 	n := &f.nodes[i]
-	l, r := &f.nodes[n.left], &f.nodes[n.right]
-	n.min = min(n.lo, l.min, r.min)
-	n.max = max(n.hi, l.max, r.max)
-	n.sum = n.weight + l.sum + r.sum
+	return summary{
+		min: min(n.lo, n.before.min, n.after.min),
+		max: max(n.hi, n.before.max, n.after.max),
+		sum: n.weight + n.before.sum + n.after.sum,
+	}
 }
 
-func (f *forest) pullUp(i int32) {
-	for ; i != 0; i = f.nodes[i].up {
-		f.pull(i)
+// tell tells the parent of node i what is in its subtree, and returns the parent
+// if that was news to it, else 0.
+func (f *forest) tell(i int32) int32 {
+	p := f.nodes[i].up
+	if p == 0 {
+		return 0
 	}
+	n := &f.nodes[p]
+	side := &n.after
+	if n.left == i {
+		side = &n.before
+	}
+	if s := f.all(i); s != *side {
+		*side = s
+		return p
+	}
+	return 0
 }
 
 // insert puts node i before node at, or at the end when at is 0.
-func (f *forest) insert(root *int32, at, i int32) {
+func (f *forest) insert(q *sequence, at, i int32) {
 	ns := f.nodes
 	switch {
-	case *root == 0:
-		*root = i
-	case at != 0 && ns[at].left == 0:
+	case q.root == 0:
+		q.root = i
+	case at == 0:
+		ns[q.tail].right, ns[i].up = i, q.tail
+	case ns[at].left == 0:
 		ns[at].left, ns[i].up = i, at
 	default:
-		p := *root
-		if at != 0 {
-			p = ns[at].left
-		}
-		p = f.last(p)
+		p := f.prev(at)
 		ns[p].right, ns[i].up = i, p
 	}
-	f.pull(i)
-	p := ns[i].up
-	for p != 0 && ns[p].rank < ns[i].rank {
-		f.raise(root, i)
-		p = ns[i].up
+	if at == q.head {
+		q.head = i
 	}
-	f.pullUp(p)
+	if at == 0 {
+		q.tail = i
+	}
+	for p := ns[i].up; p != 0 && ns[p].rank < ns[i].rank; p = ns[i].up {
+		f.raise(q, i)
+	}
+	for i != 0 {
+		i = f.tell(i)
+	}
 }
 
-// raise rotates a node above its parent.
-func (f *forest) raise(root *int32, i int32) {
+// raise rotates a node above its parent; the parent above must still be told.
+func (f *forest) raise(q *sequence, i int32) {
 	ns := f.nodes
 	p := ns[i].up
-	f.replace(root, p, i)
+	f.replace(q, p, i)
+	c := int32(0)
 	if ns[p].left == i {
-		c := ns[i].right
-		ns[p].left, ns[i].right = c, p
-		if c != 0 {
-			ns[c].up = p
-		}
+		c = ns[i].right
+		ns[p].left, ns[p].before = c, ns[i].after
+		ns[i].right, ns[p].up = p, i
 	} else {
-		c := ns[i].left
-		ns[p].right, ns[i].left = c, p
-		if c != 0 {
-			ns[c].up = p
-		}
+		c = ns[i].left
+		ns[p].right, ns[p].after = c, ns[i].before
+		ns[i].left, ns[p].up = p, i
 	}
-	ns[p].up = i
-	f.pull(p)
-	f.pull(i)
+	if c != 0 {
+		ns[c].up = p
+	}
+	f.tell(p)
 }
 
 // replace hangs node i where node p hangs.
-func (f *forest) replace(root *int32, p, i int32) {
+func (f *forest) replace(q *sequence, p, i int32) {
 	ns := f.nodes
 	g := ns[p].up
 	switch {
 	case g == 0:
-		*root = i
+		q.root = i
 	case ns[g].left == p:
 		ns[g].left = i
 	default:
@@ -118,52 +156,50 @@ func (f *forest) replace(root *int32, p, i int32) {
 }
 
 // remove takes node i out of its sequence; its weight goes with it.
-func (f *forest) remove(root *int32, i int32) {
+func (f *forest) remove(q *sequence, i int32) {
 	ns := f.nodes
-	a, b := ns[i].left, ns[i].right
-	top, lowest := int32(0), ns[i].up
-	link, leftward := int32(0), false // where the next piece of the merged subtrees hangs
-	hang := func(c int32) {
-		switch {
-		case link == 0:
-			top = c
-		case leftward:
-			ns[link].left = c
-		default:
-			ns[link].right = c
-		}
-		if c != 0 {
-			ns[c].up = link
-		}
+	if i == q.head {
+		q.head = f.next(i)
 	}
-	for a != 0 && b != 0 {
-		if ns[a].rank >= ns[b].rank {
-			hang(a)
-			link, leftward, a = a, false, ns[a].right
-		} else {
-			hang(b)
-			link, leftward, b = b, true, ns[b].left
-		}
-		lowest = link
+	if i == q.tail {
+		q.tail = f.prev(i)
 	}
-	hang(a + b) // one of them is 0
-	f.replace(root, i, top)
-	ns[i].left, ns[i].right, ns[i].up = 0, 0, 0
-	f.pullUp(lowest)
+	// Lower the node, by raising the child of the higher rank, until it has one
+	// child at most, which takes its place.
+	for ns[i].left != 0 && ns[i].right != 0 {
+		c := ns[i].left
+		if ns[ns[i].right].rank > ns[c].rank {
+			c = ns[i].right
+		}
+		f.raise(q, c)
+	}
+	c, p := ns[i].left+ns[i].right, ns[i].up // one of the two is 0
+	side := &ns[p].after
+	if ns[p].left == i {
+		side = &ns[p].before
+	}
+	f.replace(q, i, c)
+	if p != 0 {
+		*side = f.all(c)
+	}
+	for p != 0 {
+		p = f.tell(p)
+	}
 }
 
 // first returns the first node with a need of at most limit.
-func (f *forest) first(root int32, limit int64) int32 {
+func (f *forest) first(q sequence, limit int64) int32 {
 	ns := f.nodes
-	i := root
-	for i != 0 && int64(ns[i].min) <= limit {
-		switch {
-		case int64(ns[ns[i].left].min) <= limit:
-			i = ns[i].left
-		case int64(ns[i].lo) <= limit:
+	for i := q.root; i != 0; {
+		switch n := &ns[i]; {
+		case int64(n.before.min) <= limit:
+			i = n.left
+		case int64(n.lo) <= limit:
 			return i
+		case int64(n.after.min) <= limit:
+			i = n.right
 		default:
-			i = ns[i].right
+			return 0
 		}
 	}
 	return 0
@@ -171,9 +207,12 @@ func (f *forest) first(root int32, limit int64) int32 {
 
 // firstAbove returns the first node with a weight above w, in a sequence that is
 // ordered by weight.
-func (f *forest) firstAbove(root int32, w int64) (found int32) {
+func (f *forest) firstAbove(q sequence, w int64) (found int32) {
 	ns := f.nodes
-	for i := root; i != 0; {
+	if ns[q.tail].weight <= w {
+		return 0
+	}
+	for i := q.root; i != 0; {
 		if ns[i].weight > w {
 			found, i = i, ns[i].left
 		} else {
@@ -185,15 +224,18 @@ func (f *forest) firstAbove(root int32, w int64) (found int32) {
 
 // firstBelow returns the first node with a suffix sum below v, and that sum, in
 // a sequence without negative weights.
-func (f *forest) firstBelow(root int32, v int64) (found int32, sum int64) {
+func (f *forest) firstBelow(q sequence, v int64) (found int32, sum int64) {
 	ns := f.nodes
+	if ns[q.tail].weight >= v {
+		return 0, 0
+	}
 	after := int64(0)
-	for i := root; i != 0; {
-		s := after + ns[i].weight + ns[ns[i].right].sum
-		if s < v {
-			found, sum, after, i = i, s, s, ns[i].left
+	for i := q.root; i != 0; {
+		n := &ns[i]
+		if s := after + n.weight + n.after.sum; s < v {
+			found, sum, after, i = i, s, s, n.left
 		} else {
-			i = ns[i].right
+			i = n.right
 		}
 	}
 	return found, sum
@@ -202,10 +244,10 @@ func (f *forest) firstBelow(root int32, v int64) (found int32, sum int64) {
 // suffix returns the sum of the weights of node i and all after it.
 func (f *forest) suffix(i int32) int64 {
 	ns := f.nodes
-	s := ns[i].weight + ns[ns[i].right].sum
+	s := ns[i].weight + ns[i].after.sum
 	for p := ns[i].up; p != 0; i, p = p, ns[p].up {
-		if ns[p].left == i {
-			s += ns[p].weight + ns[ns[p].right].sum
+		if n := &ns[p]; n.left == i {
+			s += n.weight + n.after.sum
 		}
 	}
 	return s
@@ -217,41 +259,40 @@ func (f *forest) add(i int32, d int64) {
 	if i == 0 || d == 0 {
 		return
 	}
-	f.nodes[i].weight += d
-	for ; i != 0; i = f.nodes[i].up {
-		f.nodes[i].sum += d
+	ns := f.nodes
+	ns[i].weight += d
+	for p := ns[i].up; p != 0; i, p = p, ns[p].up {
+		if n := &ns[p]; n.left == i {
+			n.before.sum += d
+		} else {
+			n.after.sum += d
+		}
 	}
 }
 
 // setNeeds changes the needs of a node in place.
 func (f *forest) setNeeds(i int32, lo, hi int32) {
-	if n := &f.nodes[i]; n.lo != lo || n.hi != hi {
-		n.lo, n.hi = lo, hi
-		f.pullUp(i)
+	n := &f.nodes[i]
+	if n.lo == lo && n.hi == hi {
+		return
 	}
-}
-
-func (f *forest) begin(root int32) int32 {
-	for root != 0 && f.nodes[root].left != 0 {
-		root = f.nodes[root].left
+	n.lo, n.hi = lo, hi
+	for i != 0 {
+		i = f.tell(i)
 	}
-	return root
-}
-
-func (f *forest) last(root int32) int32 {
-	for f.nodes[root].right != 0 {
-		root = f.nodes[root].right
-	}
-	return root
 }
 
 // prev returns the node before i, 0 for the first.
 func (f *forest) prev(i int32) int32 {
 	ns := f.nodes
-	if ns[i].left != 0 {
-		return f.last(ns[i].left)
+	p := ns[i].left
+	if p != 0 {
+		for ns[p].right != 0 {
+			p = ns[p].right
+		}
+		return p
 	}
-	p := ns[i].up
+	p = ns[i].up
 	for p != 0 && ns[p].left == i {
 		i, p = p, ns[p].up
 	}
@@ -261,24 +302,32 @@ func (f *forest) prev(i int32) int32 {
 // next returns the node after i, 0 for the last.
 func (f *forest) next(i int32) int32 {
 	ns := f.nodes
-	if ns[i].right != 0 {
-		return f.begin(ns[i].right)
+	p := ns[i].right
+	if p != 0 {
+		for ns[p].left != 0 {
+			p = ns[p].left
+		}
+		return p
 	}
-	p := ns[i].up
+	p = ns[i].up
 	for p != 0 && ns[p].right == i {
 		i, p = p, ns[p].up
 	}
 	return p
 }
 
-// appendAbove appends to out, in order, the nodes with a need above limit.
+// appendAbove appends to out, in order, the nodes of a subtree with a need above
+// limit.
 func (f *forest) appendAbove(out []int32, i int32, limit int64) []int32 {
-	if i == 0 || int64(f.nodes[i].max) <= limit {
-		return out
+	n := &f.nodes[i]
+	if int64(n.before.max) > limit {
+		out = f.appendAbove(out, n.left, limit)
 	}
-	out = f.appendAbove(out, f.nodes[i].left, limit)
-	if int64(f.nodes[i].hi) > limit {
+	if int64(n.hi) > limit {
 		out = append(out, i)
 	}
-	return f.appendAbove(out, f.nodes[i].right, limit)
+	if int64(n.after.max) > limit {
+		out = f.appendAbove(out, n.right, limit)
+	}
+	return out
 }

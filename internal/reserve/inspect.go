@@ -41,7 +41,7 @@ func (l *Ledger) Why(id uint64) (w Why, ok bool) {
 	case w.Need > l.free:
 		w.For = Room
 	}
-	guard := l.lines[l.fronts.begin(l.fronts.root)].front
+	guard := l.lines[l.fronts.seq.head].front
 	w.Earmarked = i == guard && w.Overtaken == l.cfg.Bypass
 	return w, true
 }
@@ -76,9 +76,9 @@ type Line struct {
 // Lines iterates over the senders that have something waiting, in the order of
 // their turns. The ledger must not be changed meanwhile.
 func (l *Ledger) Lines(yield func(Line) bool) {
-	for ln := l.turns.begin(l.turns.root); ln != 0; ln = l.turns.next(ln) {
+	for ln := l.turns.seq.head; ln != 0; ln = l.turns.next(ln) {
 		p := &l.lines[ln]
-		oldest := l.infos[l.reqs.begin(p.root)].id
+		oldest := l.infos[p.queue.head].id
 		if !yield(Line{Sender: p.sender, Waiting: p.count, Chunks: p.chunks, Oldest: oldest}) {
 			return
 		}
@@ -117,7 +117,7 @@ func (l *Ledger) Encode(b []byte, id func(uint64) uint64, sender func(Sender) ui
 	put(uint64(l.free))
 	put(uint64(l.quarantined))
 	put(uint64(l.lockStep))
-	for ln := l.turns.begin(l.turns.root); ln != 0; ln = l.turns.next(ln) {
+	for ln := l.turns.seq.head; ln != 0; ln = l.turns.next(ln) {
 		p := &l.lines[ln]
 		put(uint64(p.count))
 		put(sender(p.sender))
@@ -126,14 +126,14 @@ func (l *Ledger) Encode(b []byte, id func(uint64) uint64, sender func(Sender) ui
 			rounds = max(0, l.turns.nodes[ln].weight-l.round)
 		}
 		put(uint64(rounds))
-		for i := l.reqs.begin(p.root); i != 0; i = l.reqs.next(i) {
+		for i := p.queue.head; i != 0; i = l.reqs.next(i) {
 			put(id(l.infos[i].id))
 			put(uint64(l.need(i)))
 			put(uint64(l.overtaken(i)))
 		}
 	}
 	put(0)
-	for ln := l.fronts.begin(l.fronts.root); ln != 0; ln = l.fronts.next(ln) {
+	for ln := l.fronts.seq.head; ln != 0; ln = l.fronts.next(ln) {
 		put(sender(l.lines[ln].sender))
 	}
 	return b

@@ -67,7 +67,7 @@ type Config struct {
 //  2. Every waiting request is in exactly one line, its sender's, in order of
 //     arrival, needs 1 to capacity, and is found by its id; no line is empty;
 //     at most MaxWaiting wait.
-//  3. Every tree is well formed: links, heap order, aggregates.
+//  3. Every tree is well formed: links, heap order, summaries.
 //  4. The front of a line is the first that needs at most the reach, and the
 //     line is in fronts if and only if there is one.
 //  5. Weights in lines and fronts are ≥ 0. As suffix sums they are how far
@@ -82,18 +82,18 @@ type Ledger struct {
 	arrived uint64 // requests that ever waited: the order of arrival
 	round   int64  // of the round robin
 
-	ids   table    // request id → index in requests
-	reqs  forest   // one sequence for each line; weights: overtaken by its own sender's
-	infos []info   // parallel to reqs
-	spare []int32  // requests and lines not in use
-	lines []line   // index 0 unused
-	known table    // sender → index in lines
-	idle  []int32  // lines not in use
-	turns sequence // of lines, by the round of their turn, which is the weight
+	ids   table   // request id → index in requests
+	reqs  forest  // one sequence for each line; weights: overtaken by its own sender's
+	infos []info  // parallel to reqs
+	spare []int32 // requests not in use
+	lines []line  // index 0 unused
+	known table   // sender → index in lines
+	idle  []int32 // lines not in use
+	turns lineup  // by the round of their turn, which is the weight
 	// fronts holds the lines that have a front, most overtaken first. The suffix
 	// sum is by how many chunks the front was overtaken, others' included; those
 	// are added to the request itself when it ceases to be a front.
-	fronts  sequence
+	fronts  lineup
 	scratch []int32
 }
 
@@ -108,16 +108,17 @@ type info struct {
 // fronts.
 type line struct {
 	sender Sender
-	root   int32 // in reqs
-	front  int32 // its oldest request that is not blocked, 0: none
+	queue  sequence // in reqs, in order of arrival
+	front  int32    // its oldest request that is not blocked, 0: none
 	count  int
 	chunks int64
 }
 
-// sequence is a forest of one tree.
-type sequence struct {
+// lineup is an order of lines: a forest of one sequence, whose nodes have the
+// lines' indices.
+type lineup struct {
 	forest
-	root int32
+	seq sequence
 }
 
 // New returns a ledger with all slots free. It panics on a Config out of range.
@@ -131,8 +132,8 @@ func New(c Config) *Ledger {
 		reqs:   newForest(),
 		infos:  make([]info, 1),
 		lines:  make([]line, 1),
-		turns:  sequence{forest: newForest()},
-		fronts: sequence{forest: newForest()},
+		turns:  lineup{forest: newForest()},
+		fronts: lineup{forest: newForest()},
 	}
 }
 

@@ -20,7 +20,7 @@ func TestFairShares(t *testing.T) {
 	for seed := range int64(20) {
 		rng := rand.New(rand.NewSource(seed))
 		l := New(Config{Capacity: largest, Bypass: 2 * senders * largest, MaxWaiting: 10_000})
-		needs := map[uint64]int64{}
+		needs, senderOf := map[uint64]int64{}, map[uint64]int{}
 		ids, given := uint64(0), [senders]int64{}
 		ask := func(s int) {
 			ids++
@@ -32,8 +32,8 @@ func TestFairShares(t *testing.T) {
 			case 1:
 				need = 1 + rng.Int63n(2)
 			}
-			needs[ids<<8|uint64(s)] = need
-			if ok, err := l.Request(ids<<8|uint64(s), Sender(s), need); ok || err != nil {
+			needs[ids], senderOf[ids] = need, s
+			if ok, err := l.Request(ids, Sender(s), need); ok || err != nil {
 				t.Fatalf("Request = %v, %v; nothing is free", ok, err)
 			}
 		}
@@ -50,7 +50,7 @@ func TestFairShares(t *testing.T) {
 			if !ok {
 				t.Fatal("nobody was admitted although all is free")
 			}
-			s := int(id & 0xff)
+			s := senderOf[id]
 			given[s] += needs[id]
 			l.Request(0, senders, l.Free()) // keep the rest, so that newcomers wait
 			ask(s)                          // before the next turn
@@ -127,15 +127,15 @@ func TestCheckCanFail(t *testing.T) {
 		{"2", func(l *Ledger) { l.infos[l.ids.get(2)].arrival = 99 }},
 		{"2", func(l *Ledger) { l.ids.remove(3) }},
 		{"2", func(l *Ledger) { l.known.remove(2) }},
-		{"3", func(l *Ledger) { l.reqs.nodes[l.ids.get(2)].sum++ }},
-		{"3", func(l *Ledger) { l.turns.nodes[l.turns.root].up = 7 }},
+		{"3", func(l *Ledger) { l.reqs.nodes[l.lines[1].queue.root].before.sum++ }},
+		{"3", func(l *Ledger) { l.turns.nodes[l.turns.seq.root].up = 7 }},
 		{"3", func(l *Ledger) { l.lines[1].chunks++ }},
 		{"4", func(l *Ledger) { l.lines[1].front = l.ids.get(3) }},
-		{"4", func(l *Ledger) { l.fronts.remove(&l.fronts.root, l.fronts.root) }},
+		{"4", func(l *Ledger) { l.fronts.remove(&l.fronts.seq, l.fronts.seq.root) }},
 		{"5", func(l *Ledger) { l.reqs.add(l.ids.get(2), -9) }},
-		{"5", func(l *Ledger) { l.fronts.add(l.fronts.root, 99) }},
+		{"5", func(l *Ledger) { l.fronts.add(l.fronts.seq.root, 99) }},
 		{"6", func(l *Ledger) { l.round -= 99 }},
-		{"6", func(l *Ledger) { l.turns.add(l.turns.last(l.turns.root), -9) }},
+		{"6", func(l *Ledger) { l.turns.add(l.turns.seq.tail, -9) }},
 	} {
 		l := New(Config{Capacity: 10, Bypass: 5, MaxWaiting: 10})
 		l.Request(1, 1, 8)
@@ -160,7 +160,7 @@ func TestTable(t *testing.T) {
 	var tab table
 	want := map[uint64]int32{}
 	for range 200_000 {
-		key := uint64(rng.Intn(40))
+		key := uint64(rng.Intn(90)) // of which some share a home
 		switch _, ok := want[key]; {
 		case !ok && len(want) < 24:
 			want[key] = 1 + rng.Int31n(1000)
@@ -169,7 +169,7 @@ func TestTable(t *testing.T) {
 			delete(want, key)
 			tab.remove(key)
 		}
-		key = uint64(rng.Intn(40))
+		key = uint64(rng.Intn(90))
 		if tab.get(key) != want[key] || tab.used != len(want) {
 			t.Fatalf("get(%d) = %d of %d, should be %d of %d", key, tab.get(key), tab.used, want[key], len(want))
 		}
@@ -179,7 +179,7 @@ func TestTable(t *testing.T) {
 // TestForest compares a sequence with a slice.
 func TestForest(t *testing.T) {
 	rng := rand.New(rand.NewSource(2))
-	f, root := newForest(), int32(0)
+	f, q := newForest(), sequence{}
 	var list, spare []int32
 	for step := range 20_000 {
 		if n := rng.Intn(len(list) + 1); n == len(list) || rng.Intn(64) > len(list) {
@@ -193,10 +193,10 @@ func TestForest(t *testing.T) {
 			if n < len(list) {
 				at = list[n]
 			}
-			f.insert(&root, at, i)
+			f.insert(&q, at, i)
 			list = append(list[:n], append([]int32{i}, list[n:]...)...)
 		} else {
-			f.remove(&root, list[n])
+			f.remove(&q, list[n])
 			spare = append(spare, list[n])
 			list = append(list[:n], list[n+1:]...)
 		}
@@ -205,14 +205,14 @@ func TestForest(t *testing.T) {
 			f.add(i, rng.Int63n(3))
 			f.setNeeds(list[rng.Intn(len(list))], rng.Int31n(50), 50+rng.Int31n(50))
 		}
-		if err := compareForest(&f, root, list, rng.Int63n(100), rng.Int63n(200)); err != nil {
+		if err := compareForest(&f, q, list, rng.Int63n(100), rng.Int63n(200)); err != nil {
 			t.Fatalf("step %d: %v", step, err)
 		}
 	}
 }
 
-func compareForest(f *forest, root int32, list []int32, limit, v int64) error {
-	if err := f.check(root, 0); err != nil {
+func compareForest(f *forest, q sequence, list []int32, limit, v int64) error {
+	if err := f.check(q); err != nil {
 		return err
 	}
 	var above []int32
@@ -230,7 +230,7 @@ func compareForest(f *forest, root int32, list []int32, limit, v int64) error {
 		}
 		prev = i
 	}
-	if f.last(root) != prev || prev != 0 && f.next(prev) != 0 {
+	if q.tail != prev || prev != 0 && f.next(prev) != 0 {
 		return fmt.Errorf("node %d is not the last", prev)
 	}
 	for n := len(list) - 1; n >= 0; n-- {
@@ -242,13 +242,13 @@ func compareForest(f *forest, root int32, list []int32, limit, v int64) error {
 			below, sum = list[n], suffix
 		}
 	}
-	if got := f.first(root, limit); got != first {
+	if got := f.first(q, limit); got != first {
 		return fmt.Errorf("first(%d) = %d, should be %d", limit, got, first)
 	}
-	if got, s := f.firstBelow(root, v); got != below || s != sum {
+	if got, s := f.firstBelow(q, v); got != below || s != sum {
 		return fmt.Errorf("firstBelow(%d) = %d, %d; should be %d, %d", v, got, s, below, sum)
 	}
-	if got := f.appendAbove(nil, root, limit); fmt.Sprint(got) != fmt.Sprint(above) {
+	if got := f.appendAbove(nil, q.root, limit); fmt.Sprint(got) != fmt.Sprint(above) {
 		return fmt.Errorf("appendAbove(%d) = %d, should be %d", limit, got, above)
 	}
 	return nil

@@ -12,8 +12,8 @@ func (l *Ledger) pick() int32 {
 		return 0
 	}
 	// It fits, so it is not blocked, so there are fronts.
-	guard := l.lines[l.fronts.begin(l.fronts.root)].front
-	allowance := l.cfg.Bypass - l.fronts.nodes[l.fronts.root].sum
+	guard := l.lines[l.fronts.seq.head].front
+	allowance := l.cfg.Bypass - l.fronts.all(l.fronts.seq.root).sum
 	switch {
 	case i == guard || l.need(i) <= allowance:
 		return i
@@ -25,11 +25,11 @@ func (l *Ledger) pick() int32 {
 
 // firstFit returns the first request with a need of at most limit, 0 if none.
 func (l *Ledger) firstFit(limit int64) int32 {
-	ln := l.turns.first(l.turns.root, limit)
+	ln := l.turns.first(l.turns.seq, limit)
 	if ln == 0 {
 		return 0
 	}
-	return l.reqs.first(l.lines[ln].root, limit)
+	return l.reqs.first(l.lines[ln].queue, limit)
 }
 
 func (l *Ledger) need(i int32) int64 { return int64(l.reqs.nodes[i].lo) }
@@ -52,7 +52,7 @@ func (l *Ledger) push(id uint64, s Sender, need int64) int32 {
 	l.ids.put(id, i)
 	l.reqs.reset(i, int32(need), int32(need), 0)
 	p := &l.lines[ln]
-	l.reqs.insert(&p.root, 0, i)
+	l.reqs.insert(&p.queue, 0, i)
 	p.count++
 	p.chunks += need
 	l.waiting++
@@ -76,7 +76,7 @@ func (l *Ledger) admit(i int32) {
 		l.setFront(ln, 0)
 		return
 	}
-	l.fronts.add(l.fronts.last(l.fronts.root), need)
+	l.fronts.add(l.fronts.seq.tail, need)
 	l.take(i, need)
 	l.setTurn(ln, l.round+need)
 }
@@ -100,13 +100,13 @@ func (l *Ledger) take(i int32, passing int64) {
 	ln := l.infos[i].line
 	p := &l.lines[ln]
 	l.reqs.add(l.reqs.prev(i), passing+l.reqs.nodes[i].weight)
-	l.reqs.remove(&p.root, i)
+	l.reqs.remove(&p.queue, i)
 	p.count--
 	p.chunks -= l.need(i)
 	l.ids.remove(l.infos[i].id)
 	l.spare = append(l.spare, i)
 	l.waiting--
-	if p.root == 0 {
+	if p.queue.root == 0 {
 		l.closeLine(ln)
 		return
 	}
@@ -116,10 +116,10 @@ func (l *Ledger) take(i int32, passing int64) {
 // refront finds the fronts anew after the reach has changed; limit is the lower
 // of the old reach and the new one.
 func (l *Ledger) refront(limit int64) {
-	l.scratch = l.turns.appendAbove(l.scratch[:0], l.turns.root, limit)
+	l.scratch = l.turns.appendAbove(l.scratch[:0], l.turns.seq.root, limit)
 	for _, ln := range l.scratch {
 		p := &l.lines[ln]
-		if l.reqs.first(p.root, l.Reach()) == p.front {
+		if l.reqs.first(p.queue, l.Reach()) == p.front {
 			continue
 		}
 		saved := int64(0)
@@ -136,18 +136,22 @@ func (l *Ledger) refront(limit int64) {
 // what the line has saved.
 func (l *Ledger) setFront(ln int32, saved int64) {
 	p := &l.lines[ln]
-	if p.root == 0 {
+	if p.queue.root == 0 {
 		return // closed
 	}
-	p.front = l.reqs.first(p.root, l.Reach())
+	p.front = l.reqs.first(p.queue, l.Reach())
 	if p.front == 0 {
 		return
 	}
 	overtaken := min(l.reqs.suffix(p.front), l.cfg.Bypass)
-	at, sum := l.fronts.firstBelow(l.fronts.root, overtaken)
+	at, sum := l.fronts.firstBelow(l.fronts.seq, overtaken)
 	l.fronts.reset(ln, 0, 0, overtaken-sum)
-	l.fronts.add(l.fronts.before(at), sum-overtaken)
-	l.fronts.insert(&l.fronts.root, at, ln)
+	before := l.fronts.seq.tail
+	if at != 0 {
+		before = l.fronts.prev(at)
+	}
+	l.fronts.add(before, sum-overtaken)
+	l.fronts.insert(&l.fronts.seq, at, ln)
 	l.setTurn(ln, l.round+max(0, l.need(p.front)-saved))
 }
 
@@ -157,7 +161,7 @@ func (l *Ledger) unsetFront(ln int32) {
 	p := &l.lines[ln]
 	l.reqs.add(p.front, l.pending(ln))
 	l.fronts.add(l.fronts.prev(ln), l.fronts.nodes[ln].weight)
-	l.fronts.remove(&l.fronts.root, ln)
+	l.fronts.remove(&l.fronts.seq, ln)
 	p.front = 0
 }
 
@@ -165,14 +169,6 @@ func (l *Ledger) unsetFront(ln int32) {
 // written at the request itself.
 func (l *Ledger) pending(ln int32) int64 {
 	return max(0, l.fronts.suffix(ln)-l.reqs.suffix(l.lines[ln].front))
-}
-
-// before returns the node before at, the last one when at is 0.
-func (s *sequence) before(at int32) int32 {
-	if at == 0 {
-		return s.last(s.root)
-	}
-	return s.prev(at)
 }
 
 // saved returns the chunks that a line with a front has saved for it.
@@ -184,15 +180,15 @@ func (l *Ledger) saved(ln int32) int64 {
 // or before it.
 func (l *Ledger) setTurn(ln int32, round int64) {
 	n := l.turns.nodes[ln]
-	l.turns.remove(&l.turns.root, ln)
+	l.turns.remove(&l.turns.seq, ln)
 	l.turns.reset(ln, n.lo, n.hi, round)
-	l.turns.insert(&l.turns.root, l.turns.firstAbove(l.turns.root, round), ln)
+	l.turns.insert(&l.turns.seq, l.turns.firstAbove(l.turns.seq, round), ln)
 }
 
 // measure tells turns the smallest and the largest need in a line.
 func (l *Ledger) measure(ln int32) {
-	root := &l.reqs.nodes[l.lines[ln].root]
-	l.turns.setNeeds(ln, root.min, root.max)
+	all := l.reqs.all(l.lines[ln].queue.root)
+	l.turns.setNeeds(ln, all.min, all.max)
 }
 
 func (l *Ledger) openLine(s Sender) int32 {
@@ -207,12 +203,12 @@ func (l *Ledger) openLine(s Sender) int32 {
 	l.lines[ln] = line{sender: s}
 	l.known.put(uint64(s), ln)
 	l.turns.reset(ln, 0, 0, l.round)
-	l.turns.insert(&l.turns.root, l.turns.firstAbove(l.turns.root, l.round), ln)
+	l.turns.insert(&l.turns.seq, l.turns.firstAbove(l.turns.seq, l.round), ln)
 	return ln
 }
 
 func (l *Ledger) closeLine(ln int32) {
-	l.turns.remove(&l.turns.root, ln)
+	l.turns.remove(&l.turns.seq, ln)
 	l.known.remove(uint64(l.lines[ln].sender))
 	l.idle = append(l.idle, ln)
 }

@@ -2,7 +2,8 @@ package reserve
 
 // table finds a slab index (never 0) by a caller's number: a hash table with
 // linear probing that moves entries back on deletion, so that it never fills
-// with tombstones and, once grown, never allocates.
+// with tombstones and, once grown, never allocates. Numbers come from counters, so
+// neighbours live at the same time; groups of eight are kept together in memory.
 type table struct {
 	entries []entry // length 0 or a power of two, at most half full
 	used    int
@@ -13,18 +14,13 @@ type entry struct {
 	val int32 // 0: empty
 }
 
-// spread is the finalizer of splitmix64: a bijection that scatters its input.
-func spread(x uint64) uint64 {
-	x += 0x9e3779b97f4a7c15
-	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
-	x = (x ^ x>>27) * 0x94d049bb133111eb
-	return x ^ x>>31
-}
+// home is where the search for key begins.
+func home(key uint64) uint64 { return scatter(key>>3)<<3 | key&7 }
 
 // find returns the position of key, or of the hole where it would go.
 func (t *table) find(key uint64) uint64 {
 	mask := uint64(len(t.entries) - 1)
-	i := spread(key) & mask
+	i := home(key) & mask
 	for t.entries[i].val != 0 && t.entries[i].key != key {
 		i = (i + 1) & mask
 	}
@@ -61,7 +57,7 @@ func (t *table) remove(key uint64) {
 	t.used--
 	for i := (hole + 1) & mask; t.entries[i].val != 0; i = (i + 1) & mask {
 		// An entry may move back to the hole unless its home lies after it.
-		if home := spread(t.entries[i].key) & mask; (i-home)&mask >= (i-hole)&mask {
+		if (i-home(t.entries[i].key))&mask >= (i-hole)&mask {
 			t.entries[hole], hole = t.entries[i], i
 		}
 	}
