@@ -1,0 +1,9 @@
+package main
+
+import (
+	"github.com/spf13/cobra"
+)
+
+func benchCommand() *cobra.Command {
+	return &cobra.Command{Use: "bench", Short: "Measure this machine", Args: noArgs}
+}

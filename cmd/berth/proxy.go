@@ -1,0 +1,83 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/berthkv/berth"
+	"github.com/berthkv/berth/internal/proxy"
+)
+
+func proxyCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "proxy",
+		Short: "Run the HTTP front door: prefill on one engine, decode on another",
+		Long: `Runs the OpenAI-compatible front door. The flags are those of LMCache's example proxy; lists are comma-separated.
+One host, one port and a number n mean the ports port .. port+n-1. With several ranks for each decoder the init and alloc lists
+name one port for each rank.
+
+Ports: --port is bound here, for clients; --proxy-port is bound here, for the senders' words; --http-addr is bound here, for the
+operator. The prefillers' and decoders' ports are the engines' HTTP ports; the decoders' init and alloc ports are bound by their agents.`,
+		Args: noArgs,
+	}
+	n, f := proxy.DefaultFlags, cmd.Flags()
+	host := f.String("host", "localhost", "address to serve clients on")
+	port := f.Int("port", 8000, "port to serve clients on")
+	f.StringVar(&n.PrefillerHost, "prefiller-host", n.PrefillerHost, "hosts of the prefill engines")
+	f.StringVar(&n.PrefillerPort, "prefiller-port", n.PrefillerPort, "HTTP ports of the prefill engines")
+	f.IntVar(&n.NumPrefillers, "num-prefillers", n.NumPrefillers, "prefill engines, with one host and one port")
+	f.StringVar(&n.DecoderHost, "decoder-host", n.DecoderHost, "hosts of the decode engines and of their agents")
+	f.StringVar(&n.DecoderPort, "decoder-port", n.DecoderPort, "HTTP ports of the decode engines")
+	f.StringVar(&n.DecoderInitPort, "decoder-init-port", n.DecoderInitPort, "init ports of the decode agents, one for each rank")
+	f.StringVar(&n.DecoderAllocPort, "decoder-alloc-port", n.DecoderAllocPort, "alloc ports of the decode agents, one for each rank")
+	f.IntVar(&n.NumDecoders, "num-decoders", n.NumDecoders, "decode engines, with one host and one port")
+	notifyHost := f.String("proxy-host", "localhost", "address for the senders' words")
+	notifyPort := f.Int("proxy-port", 8500, "port for the senders' words")
+	f.String("model", "", "accepted for LMCache's sake; engines know their model")
+	f.Int64("pd-buffer-size", 0, "accepted for LMCache's sake; receivers know their room")
+	f.Int("chunk-size", 256, "accepted for LMCache's sake; engines know their chunks")
+	httpAddr := f.String("http-addr", "127.0.0.1:9401", "the operator's endpoints: /health, /ready, /metrics, /v1/status, /admin/nodes")
+	peerAllow := f.StringSlice("peer-allow", nil, "networks that may push words (default: loopback and the prefillers' hosts)")
+	policy := f.String("on-transfer-failure", string(proxy.Recompute), "recompute: the decode engine computes the prompt; error: the client gets one")
+	inFlight := f.Int("max-in-flight", 0, "requests at one time; more are refused with 503 (default 4096)")
+	level := f.String("log-level", "info", "debug, info, warn or error")
+	announce := f.Bool("announce", false, "print one JSON line with the addresses once everything is served")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		pre, dec, err := proxy.ParseNodes(n)
+		if err != nil {
+			return usageError{err}
+		}
+		for flag, v := range map[string]int{"port": *port, "proxy-port": *notifyPort} {
+			if v < 0 || v > 65535 {
+				return usageError{fmt.Errorf("--%s is %d; it must be 0 to 65535", flag, v)}
+			}
+		}
+		log := newLogger(os.Stderr, *level).With("node", "proxy")
+		p, err := berth.StartProxy(cmd.Context(), berth.ProxyConfig{
+			Addr:       net.JoinHostPort(*host, strconv.Itoa(*port)),
+			NotifyAddr: net.JoinHostPort(*notifyHost, strconv.Itoa(*notifyPort)),
+			HTTPAddr:   *httpAddr, PeerAllow: *peerAllow, DialTimeout: 5 * time.Second,
+			Nodes: proxy.Config{Prefillers: pre, Decoders: dec, Policy: proxy.Policy(*policy), MaxInFlight: *inFlight},
+		}, log)
+		if err != nil {
+			return err
+		}
+		log.Info("serving", "addrs", p.Addrs(), "version", berth.Version())
+		if *announce {
+			json.NewEncoder(cmd.OutOrStdout()).Encode(p.Addrs())
+		}
+		select {
+		case <-cmd.Context().Done():
+		case <-p.Done():
+		}
+		return shutDown(log, 0, func(context.Context) error { return nil }, p.Close)
+	}
+	return cmd
+}
