@@ -16,11 +16,14 @@ var paths atomic.Int64
 // newPath returns a path that no other test has, of a length that fits.
 func newPath() string { return fmt.Sprintf("@berth-shmlink-test-%d-%d", unix.Getpid(), paths.Add(1)) }
 
+// harnessCopiers is how many copying threads the tests use.
+const harnessCopiers = 2
+
 func harness() *linktest.Harness {
 	return &linktest.Harness{
 		Caps: caps,
 		NewReceiver: func(tb testing.TB, c linktest.ReceiverConfig, ev link.ReceiverEvents) link.Receiver {
-			r, err := NewReceiver(ReceiverConfig{Incarnation: c.Incarnation, Pool: c.Pool, Path: newPath(), Checksum: c.Checksum, Copiers: 3}, ev)
+			r, err := NewReceiver(ReceiverConfig{Incarnation: c.Incarnation, Pool: c.Pool, Path: newPath(), Checksum: c.Checksum, Copiers: harnessCopiers}, ev)
 			if err != nil {
 				tb.Fatal(err)
 			}

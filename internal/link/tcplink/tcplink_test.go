@@ -8,6 +8,9 @@ import (
 	"github.com/berthkv/berth/internal/link/linktest"
 )
 
+// harnessConnections is how many data connections the tests use.
+const harnessConnections = 3
+
 func harness() *linktest.Harness {
 	return &linktest.Harness{
 		Caps: caps,
@@ -20,7 +23,7 @@ func harness() *linktest.Harness {
 			return r
 		},
 		NewSender: func(_ testing.TB, c linktest.SenderConfig) link.Sender {
-			return NewSender(SenderConfig{Pool: c.Pool, Connections: 3})
+			return NewSender(SenderConfig{Pool: c.Pool, Connections: harnessConnections})
 		},
 		Between:   linktest.NewRelay,
 		Processes: true,
