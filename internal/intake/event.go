@@ -249,16 +249,17 @@ type ClaimedChunk struct {
 // Note is something an operator should see: the shell logs and counts it. It
 // has no effect on the protocol.
 type Note struct {
-	Kind   NoteKind
-	Owner  string
-	ReqID  string
-	Ending msg.Ending
-	Reason fault.Code
-	Text   string
-	Count  int64       // chunks or slots concerned
-	Wait   kv.Duration // Admitted: time waited; Ended: time from first arrival
-	Bytes  int64       // Ended ready: bytes committed
-	Link   string
+	Kind     NoteKind
+	Owner    string
+	ReqID    string
+	Ending   msg.Ending
+	Reason   fault.Code
+	Text     string
+	Count    int64       // chunks or slots concerned
+	Wait     kv.Duration // Admitted: time waited; Ended: time from first arrival
+	Bytes    int64       // Ended ready: bytes committed
+	Transfer kv.Duration // Ended ready: time from admission to ready
+	Link     string
 }
 
 // NoteKind is what a Note tells. The list is a contract with package metrics.

@@ -1,6 +1,9 @@
 package intake
 
-import "github.com/berthkv/berth/internal/kv"
+import (
+	"github.com/berthkv/berth/internal/kv"
+	"github.com/berthkv/berth/internal/reserve"
+)
 
 // Status is a snapshot for operators; R1 holds in it.
 type Status struct {
@@ -42,4 +45,41 @@ type Why struct {
 	Earmarked bool
 	Overtaken int64
 	Deadline  kv.Duration // time left
+}
+
+// Status returns a snapshot. Times in it count from now.
+func (c *Core) Status(now kv.Instant) Status {
+	n := c.pool.Counts()
+	s := Status{
+		Pool: PoolStatus{Capacity: c.cfg.Capacity, Free: n.Free, Reserved: n.Reserved, Granted: n.Granted,
+			Committed: n.Committed, Claimed: n.Claimed, Quarantined: n.Quarantined},
+		Waiting:  c.ledger.Waiting(),
+		Sessions: len(c.sessions),
+		Endings:  c.endings.n,
+		Draining: c.draining,
+	}
+	now = max(now, c.now)
+	for r := range c.requests.all {
+		if len(s.Requests) == MaxStatusRequests {
+			break
+		}
+		q := RequestStatus{ID: r.id, Owner: r.owner.label, State: r.state.String(), Total: r.total,
+			Granted: int64(len(r.slots)), Committed: r.committed, Age: now.Sub(r.arrived)}
+		if w, ok := c.ledger.Why(r.serial); ok && r.state == waiting {
+			q.Why = &Why{For: whyFor(w.For), Need: w.Need, Free: w.Free, Earmarked: w.Earmarked, Overtaken: w.Overtaken,
+				Deadline: max(min(r.deadline, r.admitBy).Sub(now), 0)}
+		}
+		s.Requests = append(s.Requests, q)
+	}
+	return s
+}
+
+func whyFor(r reserve.Reason) string {
+	switch r {
+	case reserve.Quarantine:
+		return "quarantine"
+	case reserve.LockStep:
+		return "lockstep"
+	}
+	return "room"
 }
