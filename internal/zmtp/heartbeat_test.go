@@ -140,6 +140,22 @@ func TestSilentPeerIsClosed(t *testing.T) {
 	gone(t, p)
 }
 
+// A peer that only answers PINGs lives on.
+func TestAnsweringPeerIsKept(t *testing.T) {
+	leakCheck(t)
+	rec := &recorder{}
+	r := startRouter(t, rec.handle, Options{HeartbeatInterval: 10 * time.Millisecond, HeartbeatTimeout: 500 * time.Millisecond})
+	d := startDealer(t, r.Addr(), nil, Options{HeartbeatInterval: -1})
+	id := rec.kind(t, Connected, 0).Conn
+	gone(t, startSilentPeer(t, r)) // which came later
+	if err := r.Send(id, []byte("hi")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.Recv(testContext(t)); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // A peer that announced a TTL and then says nothing is closed, also where we send no PINGs.
 func TestPeersTTL(t *testing.T) {
 	leakCheck(t)

@@ -56,7 +56,7 @@ func TestTakenIdentityOfADeadPeer(t *testing.T) {
 	gone(t, tcp)
 }
 
-// While one newcomer waits for the answer, others with the same identity are refused.
+// Of several newcomers one gets the identity, the others are refused.
 func TestTakenIdentityManyNewcomers(t *testing.T) {
 	leakCheck(t)
 	rec := &recorder{}

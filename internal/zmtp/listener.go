@@ -50,14 +50,13 @@ type Listener struct {
 	closed chan struct{}  // Close is done
 	once   sync.Once
 
-	mu      sync.RWMutex // guards all below
-	conns   map[ConnID]*conn
-	names   map[string]*conn    // ROUTER: the connection of each identity; a subset of conns
-	probing map[string]struct{} // identities that a newcomer is contesting
-	half    *list.List          // of *halfOpen, oldest first
-	seen    identitySet
-	lastID  ConnID
-	stats   Stats
+	mu     sync.RWMutex // guards all below
+	conns  map[ConnID]*conn
+	names  map[string]*conn // ROUTER: the connection of each identity; a subset of conns
+	half   *list.List       // of *halfOpen, oldest first
+	seen   identitySet
+	lastID ConnID
+	stats  Stats
 }
 
 // halfOpen is a TCP connection in handshake.
@@ -83,7 +82,7 @@ func newListener(typ socketType, ln net.Listener, handler Handler, opts Options)
 	l := &Listener{
 		typ: typ, opts: opts, ln: ln, handler: handler, log: newLimitedLog(opts.Log),
 		slots: make(chan struct{}, opts.MaxHandshakes), closed: make(chan struct{}),
-		conns: make(map[ConnID]*conn), names: make(map[string]*conn), probing: make(map[string]struct{}),
+		conns: make(map[ConnID]*conn), names: make(map[string]*conn),
 		half: list.New(), seen: newIdentitySet(rememberedIdentities),
 	}
 	l.ctx, l.cancel = context.WithCancel(context.Background())
@@ -317,26 +316,19 @@ func (l *Listener) admit(ctx context.Context, c *conn, identity []byte) error {
 		case <-ctx.Done():
 		}
 	}
-	l.mu.Lock()
-	delete(l.probing, c.identity)
-	l.mu.Unlock()
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	if alive {
-		return fmt.Errorf("%w: %q", ErrIdentityTaken, c.identity)
+	if !alive {
+		old, err = l.register(c)
 	}
-	if old, err = l.register(c); old != nil {
-		l.mu.Lock()
-		delete(l.probing, c.identity)
-		l.mu.Unlock()
+	if old != nil { // alive, or another newcomer was faster
 		err = fmt.Errorf("%w: %q", ErrIdentityTaken, c.identity)
 	}
 	return err
 }
 
-// register enters c, or returns the connection that has its identity, and then marks the identity as contested: one newcomer
-// at a time may.
+// register enters c, or returns the connection that has its identity.
 func (l *Listener) register(c *conn) (old *conn, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -347,11 +339,7 @@ func (l *Listener) register(c *conn) (old *conn, err error) {
 		return nil, ErrTooMany
 	}
 	if l.typ == typeRouter {
-		if _, contested := l.probing[c.identity]; contested {
-			return nil, fmt.Errorf("%w: %q", ErrIdentityTaken, c.identity)
-		}
 		if old := l.names[c.identity]; old != nil {
-			l.probing[c.identity] = struct{}{}
 			return old, nil
 		}
 		l.names[c.identity] = c

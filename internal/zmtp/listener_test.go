@@ -147,6 +147,24 @@ func TestCloseConnFlushes(t *testing.T) {
 	}
 }
 
+// What a peer still sends after CloseConn is dropped.
+func TestCloseConnDropsWhatComes(t *testing.T) {
+	leakCheck(t)
+	rec := &recorder{}
+	r := startRouter(t, rec.handle, Options{Linger: patience})
+	p := startRawPeer(t, r, 1)
+	r.CloseConn(rec.kind(t, Connected, 0).Conn)
+	gone(t, p)
+	if _, err := p.Write(appendMessage(nil, frames("", "late"))); err != nil {
+		t.Fatal(err)
+	}
+	_ = p.Close()
+	rec.kind(t, Disconnected, 0)
+	if n := len(rec.all()); n != 2 {
+		t.Errorf("events: %v", kinds(rec.all()))
+	}
+}
+
 // A peer that neither reads nor hangs up holds up a close for no longer than Linger.
 func TestCloseIsBounded(t *testing.T) {
 	leakCheck(t)

@@ -150,6 +150,40 @@ func TestSlowConsumer(t *testing.T) {
 	}
 }
 
+// The deadline of a write that was slow but went through does not fail a later one.
+func TestSlowWriteLeavesNoDeadline(t *testing.T) {
+	leakCheck(t)
+	rec := &recorder{}
+	r := startRouter(t, rec.handle, Options{WriteTimeout: 500 * time.Millisecond, SendQueueBytes: 4 << 20, HeartbeatInterval: -1})
+	p := startRawPeer(t, r, 1)
+	id := rec.kind(t, Connected, 0).Conn
+	fill(t, func() error { return r.Send(id, make([]byte, 1<<20)) })
+	sent := make(chan error, 1)
+	go func() { sent <- r.SendWait(testContext(t), id, []byte("drained")) }()
+	if err := errors.Join(readUntil(p.in, "drained"), <-sent); err != nil {
+		t.Fatal(err)
+	}
+	startSilentPeer(t, r)
+	stuck := rec.kind(t, Connected, 1).Conn
+	fill(t, func() error { return r.Send(stuck, make([]byte, 1<<20)) })
+	rec.kind(t, Disconnected, 0) // a whole WriteTimeout after the last write to the first peer
+	if err := r.Send(id, []byte("end")); err != nil {
+		t.Fatal(err)
+	}
+	if err := readUntil(p.in, "end"); err != nil {
+		t.Error(err)
+	}
+}
+
+// readUntil reads messages up to one that is just the word.
+func readUntil(in *reader, word string) error {
+	for {
+		if m, _, err := in.next(); err != nil || len(m) == 1 && string(m[0]) == word {
+			return err
+		}
+	}
+}
+
 func TestSendWait(t *testing.T) {
 	leakCheck(t)
 	rec := &recorder{}
@@ -166,17 +200,12 @@ func TestSendWait(t *testing.T) {
 	}
 	result := make(chan error, 1)
 	go func() { result <- r.SendWait(testContext(t), id, big) }()
-	go func() {
-		for {
-			if m, _, err := p.in.next(); err != nil || text(m) == `["end"]` {
-				return
-			}
-		}
-	}()
+	read := make(chan error, 1)
+	go func() { read <- readUntil(p.in, "end") }()
 	if err := <-result; err != nil {
 		t.Errorf("when the peer reads: %v", err)
 	}
-	if err := r.SendWait(testContext(t), id, []byte("end")); err != nil {
+	if err := errors.Join(r.SendWait(testContext(t), id, []byte("end")), <-read); err != nil {
 		t.Error(err)
 	}
 

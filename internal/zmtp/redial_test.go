@@ -126,7 +126,7 @@ func startPull(t testing.TB, h Handler, opts Options) *Pull {
 func TestPushIsFair(t *testing.T) {
 	leakCheck(t)
 	events := &recorder{}
-	push, err := NewPush(events.handle, Options{SendQueueBytes: 1 << 20, ReconnectMin: time.Hour, ReconnectMax: time.Hour})
+	push, err := NewPush(events.handle, Options{SendQueueBytes: 1 << 20, HeartbeatInterval: -1, ReconnectMin: time.Hour, ReconnectMax: time.Hour})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -134,6 +134,8 @@ func TestPushIsFair(t *testing.T) {
 	if err := push.Send([]byte("x")); !errors.Is(err, ErrNoPeer) {
 		t.Errorf("without peers: %v", err)
 	}
+	early := make(chan error, 1)
+	go func() { early <- push.SendWait(testContext(t), []byte("waits for a peer")) }()
 	release := make(chan struct{})
 	var stuck atomic.Bool
 	recs := make([]*recorder, 3)
@@ -144,13 +146,18 @@ func TestPushIsFair(t *testing.T) {
 				<-release
 			}
 		}}
-		pulls[i] = startPull(t, recs[i].handle, Options{})
+		pulls[i] = startPull(t, recs[i].handle, Options{HeartbeatInterval: -1})
 		for range 2 { // twice is once
 			if err := push.Connect(pulls[i].Addr().String()); err != nil {
 				t.Fatal(err)
 			}
 		}
 		events.kind(t, Connected, i)
+		if i == 0 {
+			if err := <-early; err != nil {
+				t.Error(err)
+			}
+		}
 	}
 	const each = 100
 	for range 3 * each {
@@ -158,13 +165,9 @@ func TestPushIsFair(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for _, rec := range recs {
-		rec.kind(t, Message, each-1)
-	}
-	for i, rec := range recs {
-		if n := len(rec.all()); n != 1+each {
-			t.Errorf("peer %d got %d messages, want %d", i, n-1, each)
-		}
+	fair := func(e Event) bool { return e.Kind == Message && string(e.Frames[0]) == "fair" }
+	for _, rec := range recs { // 300 in all, so none has more
+		rec.wait(t, each-1, "message", fair)
 	}
 
 	// Peer 0 stops reading: the others get everything that is not in its queue.
