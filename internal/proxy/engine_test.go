@@ -21,14 +21,22 @@ import (
 type fakeEngine struct {
 	t   testing.TB
 	srv *httptest.Server
-	// before, if set, sees each request for tokens first; true: it has answered.
-	before func(w http.ResponseWriter, r *http.Request, body gjson.Result) bool
 	// eos makes the model end a text of this many tokens (prompt included).
 	eos int
 
-	mu    sync.Mutex
-	seen  []seenRequest
-	conns int
+	mu sync.Mutex
+	// before, if set, sees each request for tokens first; true: it has answered.
+	before hook
+	seen   []seenRequest
+	conns  int
+}
+
+type hook func(w http.ResponseWriter, r *http.Request, body gjson.Result) (answered bool)
+
+func (e *fakeEngine) setHook(h hook) {
+	e.mu.Lock()
+	e.before = h
+	e.mu.Unlock()
 }
 
 type seenRequest struct {
@@ -87,8 +95,9 @@ func (e *fakeEngine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	body := gjson.ParseBytes(raw)
 	e.mu.Lock()
 	e.seen = append(e.seen, seenRequest{r.URL.Path, r.Header.Clone(), body})
+	before := e.before
 	e.mu.Unlock()
-	if r.URL.Path != "/health" && r.URL.Path != "/v1/models" && e.before != nil && e.before(w, r, body) {
+	if r.URL.Path != "/health" && r.URL.Path != "/v1/models" && before != nil && before(w, r, body) {
 		return
 	}
 	switch r.URL.Path {

@@ -82,57 +82,46 @@ func (x *exchange) twoLegs() (f *failure) {
 	}
 	if limit == 1 {
 		// One token is the prefill engine's alone (r27): nothing need move.
-		_, f = x.legs(pre, dec, nil, prompt, limit)
-		return f
+		return x.legs(pre, dec, nil, prompt, limit)
 	}
 	x.at(StepWatch)
 	t, f := x.watchTransfer(dec)
 	if f != nil {
 		return f
 	}
-	used := false
 	defer func() {
 		switch {
 		case f != nil:
 			t.close(f.code(), f.Error())
-		case !used:
-			t.close(fault.Cancelled, "the answer needed no transfer")
+		case t.unused != nil:
+			t.close(t.unused.Code, t.unused.Text)
 		default:
 			t.close("", "")
 		}
 	}()
-	used, f = x.legs(pre, dec, t, prompt, limit)
-	return f
+	return x.legs(pre, dec, t, prompt, limit)
 }
 
-// legs asks the two engines and sends their answer. used tells whether the decode
-// engine wrote its part from KV that was moved.
-func (x *exchange) legs(pre, dec *node, t *transfer, prompt openai.Tokens, limit int64) (used bool, f *failure) {
+// legs asks the two engines and sends their answer. t is nil if one token is the
+// answer.
+func (x *exchange) legs(pre, dec *node, t *transfer, prompt openai.Tokens, limit int64) *failure {
 	x.at(StepPrefill)
 	first, f := x.prefill(pre, t, prompt)
 	if f != nil {
-		return false, f
+		return f
 	}
 	splice := openai.NewSplice(x.req, first, prompt, limit)
 	if err := x.reply.events(splice.Head()); err != nil {
-		return false, x.gone(StepPrefill, err)
+		return x.gone(StepPrefill, err)
 	}
 	x.p.stats.firstToken(time.Since(x.begun))
-	if !splice.Ended() {
-		x.at(StepTransfer)
-		spec := t.spec
-		if f := t.wait(); f != nil {
-			if !f.elsewhere || x.p.cfg.Policy != Recompute {
-				return false, f
-			}
-			x.recompute(f)
-			spec = nil
+	switch {
+	case !splice.Ended():
+		if f := x.rest(dec, t, prompt, limit, splice); f != nil {
+			return f
 		}
-		used = spec != nil
-		x.at(StepDecode)
-		if f := x.decode(dec, x.req.DecodeBody(prompt, limit, splice, spec), splice); f != nil {
-			return used, f
-		}
+	case t != nil:
+		t.unused = fault.New(fault.Cancelled, "the first token ended the answer")
 	}
 	var err error
 	if x.req.Stream {
@@ -141,9 +130,25 @@ func (x *exchange) legs(pre, dec *node, t *transfer, prompt openai.Tokens, limit
 		err = x.reply.document(http.StatusOK, splice.Answer())
 	}
 	if err != nil {
-		return used, x.gone(StepDecode, err)
+		return x.gone(StepDecode, err)
 	}
-	return used, nil
+	return nil
+}
+
+// rest waits for the KV and has the decode engine write the rest of the answer.
+func (x *exchange) rest(dec *node, t *transfer, prompt openai.Tokens, limit int64, splice *openai.Splice) *failure {
+	x.at(StepTransfer)
+	spec := t.spec
+	if f := t.wait(); f != nil {
+		if !f.elsewhere || x.p.cfg.Policy != Recompute {
+			return f
+		}
+		x.recompute(f)
+		t.unused = fault.New(f.code(), "%s", f.Error())
+		spec = nil
+	}
+	x.at(StepDecode)
+	return x.decode(dec, x.req.DecodeBody(prompt, limit, splice, spec), splice)
 }
 
 // tokenize returns the prompt's token ids and how many the answer may have.

@@ -75,7 +75,7 @@ func newFleet(t testing.TB, prefills, decodes int, deliver bool, change func(*Co
 	for range prefills {
 		e := newEngine(t)
 		if deliver {
-			e.before = f.deliver
+			e.setHook(f.deliver)
 		}
 		f.prefills = append(f.prefills, e)
 		cfg.Prefillers = append(cfg.Prefillers, e.addr())
@@ -120,11 +120,11 @@ func newFleet(t testing.TB, prefills, decodes int, deliver bool, change func(*Co
 	return f
 }
 
-// deliver plays the prefill engine's agent: the KV is at the receivers before
-// the engine answers.
+// deliver plays the prefill engine's agent: the transfer ends, well unless
+// outcome says otherwise, before the engine answers.
 func (f *fleet) deliver(_ http.ResponseWriter, _ *http.Request, body gjson.Result) bool {
 	if id := body.Get("kv_transfer_params.disagg_spec.req_id"); id.Exists() {
-		f.watcher.ready(id.Str)
+		f.watcher.deliver(id.Str)
 	}
 	return false
 }

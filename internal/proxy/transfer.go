@@ -20,6 +20,8 @@ type transfer struct {
 	settled chan struct{} // closed when ending and err are set
 	ending  Ending
 	err     error
+
+	unused *fault.Error // why the answer was given without the KV, nil if it was not
 }
 
 // watchTransfer names a new attempt and returns once its receivers watch it.

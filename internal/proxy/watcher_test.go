@@ -14,17 +14,27 @@ import (
 // every watch; who plays the receivers calls settle.
 type fakeWatcher struct {
 	t testing.TB
-	// refuse, if set, is what Watch returns; reject what Accepted returns; stall
-	// makes Accepted wait for its context.
-	refuse, reject error
-	stall          bool
-	// ending, if set, settles each watch at once.
-	ending *Ending
 
-	mu      sync.Mutex
+	mu sync.Mutex
+	receivers
 	watches map[string]*fakeWatch
 	order   []*fakeWatch
 	changed chan struct{} // closed and replaced when anything happens
+}
+
+// receivers is what the receivers do.
+type receivers struct {
+	refuse  error  // Watch returns it
+	reject  error  // Accepted returns it
+	stall   bool   // Accepted waits for its context
+	outcome Ending // of transfers that prefill engines deliver
+}
+
+// be changes what the receivers do.
+func (w *fakeWatcher) be(r receivers) {
+	w.mu.Lock()
+	w.receivers = r
+	w.mu.Unlock()
 }
 
 type fakeWatch struct {
@@ -39,7 +49,8 @@ type fakeWatch struct {
 }
 
 func newWatcher(t testing.TB) *fakeWatcher {
-	return &fakeWatcher{t: t, watches: map[string]*fakeWatch{}, changed: make(chan struct{})}
+	return &fakeWatcher{t: t, watches: map[string]*fakeWatch{}, changed: make(chan struct{}),
+		receivers: receivers{outcome: Ending{Ending: msg.EndReady}}}
 }
 
 func (w *fakeWatcher) changeLocked() {
@@ -59,10 +70,6 @@ func (w *fakeWatcher) Watch(_ context.Context, req WatchRequest) (Watch, error) 
 	fw := &fakeWatch{w: w, req: req, settled: make(chan struct{})}
 	w.watches[req.ReqID] = fw
 	w.order = append(w.order, fw)
-	if w.ending != nil {
-		fw.ending = *w.ending
-		close(fw.settled)
-	}
 	w.changeLocked()
 	return fw, nil
 }
@@ -83,6 +90,14 @@ func (w *fakeWatcher) settle(reqID string, e Ending) {
 		close(fw.settled)
 	}
 	w.changeLocked()
+}
+
+// deliver ends it as the receivers' outcome says.
+func (w *fakeWatcher) deliver(reqID string) {
+	w.mu.Lock()
+	outcome := w.outcome
+	w.mu.Unlock()
+	w.settle(reqID, outcome)
 }
 
 func (w *fakeWatcher) ready(reqID string) { w.settle(reqID, Ending{Ending: msg.EndReady}) }
@@ -128,11 +143,14 @@ func (w *fakeWatcher) endings() []string {
 }
 
 func (fw *fakeWatch) Accepted(ctx context.Context) error {
-	if fw.w.stall {
+	fw.w.mu.Lock()
+	does := fw.w.receivers
+	fw.w.mu.Unlock()
+	if does.stall {
 		<-ctx.Done()
 		return ctx.Err()
 	}
-	return fw.w.reject
+	return does.reject
 }
 
 func (fw *fakeWatch) Result(ctx context.Context) (Ending, error) {
