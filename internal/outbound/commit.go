@@ -47,13 +47,16 @@ type commit struct {
 // item is one chunk's way from its staging slot.
 type item struct {
 	src    kv.SlotID
+	from   msg.Source // pull: what the Commit says of src
 	srcGen kv.Generation
+	dst    kv.SlotID // once written to
 	bytes  int64
 	write  uint64 // with the link, 0: none
 	tries  uint8
 	sent   bool // the link has taken the bytes
 	lost   bool // to be written again
 	freed  bool // its staging slot is free
+	there  bool // an LMCache receiver has it
 }
 
 // writeRef finds the item of a write.
@@ -102,7 +105,7 @@ func (c *Core) reap(r *request) {
 
 // sumOrQueue starts a fresh commit.
 func (c *Core) sumOrQueue(k *commit) {
-	if !c.cfg.Checksum || len(k.items) == 0 || k.req.peer.dialect == speaksLMCache {
+	if !c.cfg.Checksum || len(k.items) == 0 {
 		c.enqueue(k)
 		return
 	}
@@ -153,18 +156,11 @@ func (c *Core) startCommits(now kv.Instant, p *peer) {
 			return
 		}
 		p.window.remove(k)
-		p.unanswered += k.bytes
+		c.underWay(now, k)
 		l := k.req.link
-		if l.commits == 0 && l.unsent == 0 {
-			l.progress = now
-		}
-		l.commits++
-		c.armLink(l)
 		switch {
 		case l.def.Pull:
-			for i, it := range k.items {
-				k.msg.Chunks[i].Src = &msg.Source{Slot: it.src, Generation: it.srcGen}
-			}
+			k.nameSources()
 			c.ask(now, k)
 		case l.def.OneSided && len(k.items) > 0:
 			k.phase = writing
@@ -173,6 +169,28 @@ func (c *Core) startCommits(now kv.Instant, p *peer) {
 			c.writeItems(k, false)
 			c.ask(now, k)
 		}
+	}
+}
+
+// nameSources tells the receiver where to copy from. What the message points to
+// is in the items, which do not change any more.
+func (k *commit) nameSources() {
+	for i := range k.items {
+		it := &k.items[i]
+		it.from = msg.Source{Slot: it.src, Generation: it.srcGen}
+		k.msg.Chunks[i].Src = &it.from
+	}
+}
+
+// underWay counts a commit from now on, until leaveWindow.
+func (c *Core) underWay(now kv.Instant, k *commit) {
+	k.req.peer.unanswered += k.bytes
+	if l := k.req.link; l != nil {
+		if l.commits == 0 && l.unsent == 0 {
+			l.progress = now
+		}
+		l.commits++
+		c.armLink(l)
 	}
 }
 
@@ -187,15 +205,18 @@ func (c *Core) writeItems(k *commit, again bool) {
 	r, at := k.req, len(c.heldItems)
 	for i := range k.items {
 		it := &k.items[i]
-		if again && !it.lost {
+		if it.there || (again && !it.lost) {
 			continue
+		}
+		if !r.legacy.on {
+			it.dst = r.slots[k.msg.Chunks[i].Index]
 		}
 		c.lastWrite++
 		it.write, it.sent, it.lost = c.lastWrite, false, false
 		it.tries++
 		c.writes[it.write] = writeRef{k, i}
 		k.unsent++
-		c.heldItems = append(c.heldItems, WriteItem{ID: it.write, Src: it.src, Dst: r.slots[k.msg.Chunks[i].Index], Generation: r.gen, Bytes: it.bytes})
+		c.heldItems = append(c.heldItems, WriteItem{ID: it.write, Src: it.src, Dst: it.dst, Generation: r.gen, Bytes: it.bytes})
 	}
 	n := len(c.heldItems) - at
 	if n == 0 {
@@ -212,11 +233,11 @@ func (c *Core) writeItems(k *commit, again bool) {
 
 // rewrite writes again what was lost, when that is allowed.
 func (c *Core) rewrite(now kv.Instant, p *peer) {
-	if p.lost == 0 || !p.sess.MayWrite(now) {
+	if p.lost == 0 {
 		return
 	}
 	for r := p.reqs.first; r != nil && p.lost > 0; r = r.next {
-		if r.link == nil || r.link.state != linkIsUp {
+		if r.link == nil || r.link.state != linkIsUp || !(r.legacy.on || p.sess.MayWrite(now)) {
 			continue
 		}
 		for _, k := range r.commits {
@@ -244,10 +265,15 @@ func (c *Core) sent(now kv.Instant, ev Sent) {
 		k, it := ref.k, &ref.k.items[ref.i]
 		it.sent = true
 		c.letGo(l, k)
-		if k.phase == over {
+		if k.phase == over || k.req.legacy.on {
 			c.heldIDs = append(c.heldIDs, id)
 			c.unwrite(it)
 			c.freeItem(it)
+			if k.phase != over {
+				it.there = true
+				c.committed(k.req, k, ref.i)
+				c.legacyWritten(k)
+			}
 			c.touch(k.req)
 			continue
 		}
@@ -376,7 +402,7 @@ func (c *Core) committed(r *request, k *commit, i int) {
 func (c *Core) freeRepeats(r *request) {
 	left := r.repeats[:0]
 	for _, x := range r.repeats {
-		if r.live() && r.state != ending && r.chunks[x.index].state != done {
+		if r.state == granted && r.chunks[x.index].state != done {
 			left = append(left, x)
 			continue
 		}
@@ -393,7 +419,9 @@ func (c *Core) leaveWindow(k *commit) {
 		p.window.remove(k)
 	case writing, asked:
 		p.unanswered -= k.bytes
-		l.commits--
+		if l != nil {
+			l.commits--
+		}
 		p.lost -= k.lost
 		k.lost = 0
 	}

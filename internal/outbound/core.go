@@ -70,6 +70,10 @@ type Core struct {
 	heldTill kv.Instant  // timers wait until then
 	draining bool
 
+	legacy    map[kv.ConnID]*legacyConn
+	lastConn  kv.ConnID // of those to LMCache receivers
+	legacyDef *Link
+
 	out         []Action
 	spareReqs   []*request
 	spareCommit []*commit
@@ -98,6 +102,7 @@ func New(cfg Config, now kv.Instant) *Core {
 		reqs: map[string]*request{}, callers: map[kv.CallID]*request{}, endings: newEndings(cfg.MaxEndings, cfg.EndingTTL),
 		pool: newPool(cfg.Staging), engines: map[kv.ConnID]*engineConn{},
 		links: map[LinkID]*dataLink{}, writes: map[uint64]writeRef{}, sums: map[uint64]*commit{},
+		legacy: map[kv.ConnID]*legacyConn{}, legacyDef: &Link{Name: cfg.LegacyLink, OneSided: true},
 		wakeAt: kv.Never, stepped: now,
 	}
 }
@@ -212,7 +217,7 @@ func (c *Core) noticeStop(now kv.Instant) {
 	if c.lease > 0 && now.Sub(c.stepped) > c.lease/3*2 {
 		for _, p := range c.byID {
 			p.sess.Stopped(now)
-			c.arm(&p.timer, p.next())
+			c.armPeer(p)
 		}
 		for _, l := range c.links {
 			l.progress = now

@@ -68,10 +68,10 @@ func (c *Core) fail(now kv.Instant, r *request, code fault.Code, text string) {
 	case begun, granted:
 		r.become(ending)
 		c.stopWrites(r)
-		c.arm(&r.timer, kv.Never)
+		c.arm(&r.timer, c.patience(now))
 		r.cancelMsg = msg.Cancel{Begin: r.begin, Reason: code, Text: text}
-		if r.peer.dialect == speaksLMCache {
-			c.legacyCancel(now, r)
+		if r.legacy.on {
+			c.failLegacy(r)
 		} else {
 			c.request(r.peer, &r.cancelMsg, call{kind: callCancel, req: r})
 		}
@@ -129,7 +129,7 @@ func (c *Core) complete(now kv.Instant, r *request) {
 
 // notifyReady tells an LMCache proxy. Berth's learns it from Berth's receiver.
 func (c *Core) notifyReady(r *request) {
-	if c.cfg.SkipNotify || (r.berthProxy && r.peer.dialect == speaksBerth) {
+	if c.cfg.SkipNotify || (r.berthProxy && !r.legacy.on) {
 		return
 	}
 	c.emit(Notify{Msg: &msg.ProxyNotif{ReqID: r.id}})
@@ -138,10 +138,15 @@ func (c *Core) notifyReady(r *request) {
 // endAlone ends a request of which no receiver can know, and says so to a
 // proxy that would wait for the receiver's word.
 func (c *Core) endAlone(now kv.Instant, r *request, e Ending) {
-	if r.berthProxy && !c.cfg.SkipNotify {
+	c.end(now, r, e)
+	c.notifyEnding(r)
+}
+
+// notifyEnding tells a Berth proxy of a bad ending that no receiver tells.
+func (c *Core) notifyEnding(r *request) {
+	if e := &r.ending; r.berthProxy && !c.cfg.SkipNotify {
 		c.emit(Notify{Msg: &msg.EndingNotice{ReqID: r.id, Rank: c.cfg.Rank, Ending: e.Ending, Reason: e.Reason, Text: e.Text}})
 	}
-	c.end(now, r, e)
 }
 
 // end fixes the ending. The first one counts.
@@ -150,13 +155,16 @@ func (c *Core) end(now kv.Instant, r *request, e Ending) {
 		return
 	}
 	r.peer.queue.remove(r)
-	c.arm(&r.timer, kv.Never)
+	c.arm(&r.timer, c.patience(now))
 	e.ReqID = r.id
 	if e.Ending == msg.EndReady {
 		e.Reason, e.Text = "", ""
 	}
 	r.become(ended)
 	r.ending = e
+	if r.legacy.on && e.Ending != msg.EndReady {
+		c.notifyEnding(r) // LMCache's receivers tell no proxy anything
+	}
 	if r.ready {
 		for _, k := range r.commits {
 			if k.phase == writing || k.phase == asked {
@@ -175,6 +183,12 @@ func (c *Core) stopWrites(r *request) {
 		c.giveUp(k)
 	}
 	c.freeRepeats(r)
+	for i := range r.chunks {
+		if k := &r.chunks[i]; r.legacy.on && k.state == waiting {
+			k.state = moving
+			c.freed(k.slot)
+		}
+	}
 }
 
 // tidy tells a request's ending once none of its writes is in flight, and
@@ -184,14 +198,14 @@ func (c *Core) tidy(now kv.Instant, r *request) {
 	if r.state == ended && r.busy == 0 && !r.awaitsComplete() {
 		c.tell(now, r)
 	}
-	if r.state == told && r.calls == 0 {
+	if r.state == told && r.calls == 0 && !r.legacy.owes() {
 		c.dropRequest(now, r)
 	}
 }
 
 // awaitsComplete: the Commit's own answer, which tells the proxy, is on its way.
 func (r *request) awaitsComplete() bool {
-	return r.ending.Ending == msg.EndReady && !r.ready && r.owed()
+	return r.ending.Ending == msg.EndReady && !r.ready && !r.overdue && r.owed()
 }
 
 func (c *Core) tell(now kv.Instant, r *request) {
@@ -214,6 +228,10 @@ func (c *Core) tell(now kv.Instant, r *request) {
 		Count: r.committed, Bytes: r.bytes, Link: r.linkName(), Wait: now.Sub(r.started)})
 	c.endings.put(now, kept{Ending: r.ending, peer: r.peer.addr, total: r.total, begin: r.begin})
 	delete(c.reqs, r.id)
+	c.arm(&r.timer, kv.Never)
+	if r.legacy.owes() {
+		c.arm(&r.timer, now.Add(c.cfg.RequestTimeout))
+	}
 }
 
 // owed reports whether a Commit is without an answer.
@@ -228,14 +246,35 @@ func (r *request) owed() bool {
 
 // requestDue: a request's deadline, or the time to begin it again.
 func (c *Core) requestDue(now kv.Instant, r *request) {
-	if now >= r.deadline {
+	switch {
+	case !r.live() || r.state == ending:
+		c.answerDue(now, r)
+	case now >= r.deadline:
 		c.fail(now, r, fault.Deadline, fmt.Sprintf("not ready within %v s", r.deadline.Sub(r.started).Seconds()))
-	} else {
+	default:
 		c.arm(&r.timer, r.deadline)
 		r.retryAt = kv.Never
 	}
 	c.touch(r)
 }
+
+// answerDue: an answer that is given at once did not come. Our own cause is the
+// ending then.
+func (c *Core) answerDue(now kv.Instant, r *request) {
+	switch {
+	case r.legacy.on:
+		c.legacyDue(now, r)
+	case r.state == ending:
+		c.violation(r.peer, r.id, "Cancel was not answered")
+		c.end(now, r, endingOf(r.cancelMsg.Reason, r.cancelMsg.Text))
+	case r.awaitsComplete():
+		c.violation(r.peer, r.id, "Commit was not answered")
+		r.overdue = true
+	}
+}
+
+// patience is how long an answer is awaited that is given at once.
+func (c *Core) patience(now kv.Instant) kv.Instant { return now.Add(c.cfg.ConnectTimeout) }
 
 func (c *Core) violation(p *peer, reqID, text string) {
 	c.emit(Note{Kind: NoteViolation, Peer: p.name, ReqID: reqID, Text: text})

@@ -192,15 +192,7 @@ type Connect struct {
 	Link        LinkID
 	Name        string
 	Addr        string
-	Incarnation kv.Incarnation // the receiver's
-}
-
-// Handshake makes a data link to an LMCache receiver over its init port;
-// answered by LinkUp or LinkDown, and ended by Disconnect, like Connect.
-type Handshake struct {
-	Link LinkID
-	Name string
-	Peer Peer
+	Incarnation kv.Incarnation // the receiver's; zero: LMCache's, Addr is its init port
 }
 
 // Disconnect closes a data link; answered by Lost for every open write and
@@ -338,7 +330,6 @@ func (Dial) action()       {}
 func (Close) action()      {}
 func (Send) action()       {}
 func (Connect) action()    {}
-func (Handshake) action()  {}
 func (Disconnect) action() {}
 func (Write) action()      {}
 func (Abort) action()      {}

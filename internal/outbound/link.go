@@ -83,33 +83,41 @@ func (c *Core) connectLink(now kv.Instant, p *peer) {
 	}
 	for i := range p.tries {
 		if t := &p.tries[i]; t.at <= now {
-			c.makeLink(p, t.def, t.addr)
+			p.link = c.makeLink(p, t.def, t.addr, p.sess.Receiver().Incarnation)
 			break
 		}
 	}
 	c.armPeer(p)
 }
 
-func (c *Core) makeLink(p *peer, def *Link, addr string) {
+func (c *Core) makeLink(p *peer, def *Link, addr string, to kv.Incarnation) *dataLink {
 	c.lastLink++
 	l := &dataLink{id: c.lastLink, p: p, def: def}
 	l.timer = timer{kind: timeLink, id: uint64(l.id), link: l}
 	c.links[l.id] = l
-	p.link = l
 	p.links++
-	c.emit(Connect{Link: l.id, Name: def.Name, Addr: addr, Incarnation: p.sess.Receiver().Incarnation})
+	c.emit(Connect{Link: l.id, Name: def.Name, Addr: addr, Incarnation: to})
+	return l
 }
 
 // dropLink closes a data link; new begins take another.
 func (c *Core) dropLink(l *dataLink) {
-	if l.p.link == l {
-		l.p.link = nil
-	}
+	l.p.unlink(l)
 	if l.state != linkClosing {
 		l.state = linkClosing
 		c.emit(Disconnect{Link: l.id})
 	}
 	c.armLink(l)
+}
+
+// unlink sees to it that no begin to come uses a link.
+func (p *peer) unlink(l *dataLink) {
+	if p.link == l {
+		p.link = nil
+	}
+	if p.legacy.link == l {
+		p.legacy.link = nil
+	}
 }
 
 func (c *Core) linkUp(ev LinkUp) {
@@ -140,9 +148,7 @@ func (c *Core) linkDown(now kv.Instant, ev LinkDown) {
 	p.links--
 	asked := l.state == linkClosing
 	l.state = linkClosing
-	if p.link == l {
-		p.link = nil
-	}
+	p.unlink(l)
 	for i := range p.tries {
 		if t := &p.tries[i]; t.def == l.def && !asked {
 			t.backoff = min(max(2*t.backoff, firstLinkBackoff), lastLinkBackoff)

@@ -86,6 +86,7 @@ type request struct {
 	drain   uint64
 	ending  Ending // from ended on
 	ready   bool   // a CommitReply said complete
+	overdue bool   // the CommitReply to tell so is not awaited any more
 	callers []kv.CallID
 	touched bool
 
@@ -104,15 +105,17 @@ type request struct {
 type chunk struct {
 	key    string
 	tokens int64
+	slot   kv.SlotID // waiting
 	state  chunkState
 }
 
 type chunkState uint8
 
 const (
-	absent chunkState = iota
-	moving            // in a commit without an answer
-	done              // committed
+	absent  chunkState = iota
+	waiting            // for its turn, at an LMCache receiver
+	moving             // in a commit without an answer
+	done               // committed
 )
 
 // repeat is a chunk submitted again while the first is moving: its slot is
@@ -201,6 +204,10 @@ func (c *Core) dropRequest(now kv.Instant, r *request) {
 		delete(p.byBegin, r.begin)
 	}
 	r.link = nil
+	c.releaseConn(r)
+	if r.legacy.on {
+		p.legacy.running--
+	}
 	c.live--
 	c.arm(&r.timer, kv.Never)
 	clear(r.chunks[:cap(r.chunks)]) // keys

@@ -83,6 +83,7 @@ func (c *Core) findPeer(addr Peer) (*peer, *fault.Error) {
 	}
 	c.lastPeer++
 	p := &peer{id: c.lastPeer, addr: addr, name: addr.name(), byBegin: map[uint64]*request{}, lastBegin: c.floor, linkless: kv.Never}
+	p.legacy.since = kv.Never
 	p.timer = timer{kind: timePeer, id: uint64(p.id), peer: p}
 	p.sess = session.New[call](session.Config{ID: p.id, Role: msg.RoleSender, Node: c.cfg.Node, Incarnation: c.cfg.Incarnation,
 		Secret: c.cfg.Secret, Facts: &c.cfg.Facts, Connect: c.cfg.ConnectTimeout, Idle: c.cfg.RequestTimeout}, c.floor)
@@ -110,8 +111,10 @@ func (c *Core) evictPeer() bool {
 	c.flush(old)
 	c.legacyQuit(old)
 	if old.links > 0 {
-		if old.link != nil {
-			c.dropLink(old.link)
+		for _, l := range []*dataLink{old.link, old.legacy.link} {
+			if l != nil {
+				c.dropLink(l)
+			}
 		}
 		return false
 	}
@@ -135,7 +138,7 @@ func (c *Core) sortedPeers() []*peer {
 // settleWant keeps a session while there are requests.
 func (c *Core) settleWant(now kv.Instant, p *peer) {
 	p.usedAt = now
-	if p.dialect == speaksLMCache {
+	if c.cfg.Dialect == DialectLMCache {
 		return
 	}
 	p.sess.Want(now, p.reqs.n > 0)
@@ -166,13 +169,13 @@ func (c *Core) flush(p *peer) {
 	c.armPeer(p)
 }
 
-func (c *Core) armPeer(p *peer) { c.arm(&p.timer, p.next()) }
+func (c *Core) armPeer(p *peer) { c.arm(&p.timer, min(p.next(), p.legacyNext(c.cfg.ConnectTimeout))) }
 
 // next is when a receiver has something due: its session, a link to try again,
 // or the end of the wait for one.
 func (p *peer) next() kv.Instant {
 	at := p.sess.Next()
-	if p.link == nil && p.queue.n > 0 && p.sess.Up() {
+	if p.link == nil && p.legacy.link == nil && p.queue.n > 0 && (p.sess.Up() || p.dialect == speaksLMCache) {
 		for i := range p.tries {
 			at = min(at, p.tries[i].at)
 		}
@@ -200,15 +203,16 @@ func (c *Core) peerDue(now kv.Instant, p *peer) {
 		}
 		c.failQueued(now, p, fault.PeerLost, "no data link: "+strings.Join(errs, "; "))
 	}
+	c.dialDue(now, p)
+	if p.reqs.n == 0 && p.sess.Idle() {
+		c.legacyQuit(p)
+	}
 	c.touchPeer(p)
 }
 
 // pump does for a receiver whatever may be done now.
 func (c *Core) pump(now kv.Instant, p *peer) {
-	if p.dialect == speaksLMCache {
-		c.pumpLegacy(now, p)
-		return
-	}
+	c.pumpLegacy(now, p)
 	if !p.sess.Opened() && p.link != nil {
 		c.dropLink(p.link) // the session rests
 	}
@@ -263,8 +267,12 @@ func (c *Core) received(now kv.Instant, ev Received) {
 // notice acts on what a session has to say.
 func (c *Core) notice(now kv.Instant, p *peer, n session.Notice[call]) {
 	switch n.Kind {
-	case session.None, session.Closed:
+	case session.None:
 		return
+	case session.Closed:
+		if p.dialect == speaksLMCache {
+			p.dialect = unknown // the next connection asks again
+		}
 	case session.Reply:
 		c.reply(now, p, n.Ref, n.Msg)
 	case session.Asked:
@@ -319,7 +327,7 @@ func (c *Core) reply(now kv.Instant, p *peer, of call, m msg.Message) {
 func (c *Core) endSession(now kv.Instant, p *peer, text string) {
 	for r := p.reqs.first; r != nil; {
 		next := r.next
-		if r.state != queued {
+		if r.state != queued && !r.legacy.on {
 			r.calls, r.drain = 0, 0
 			for _, k := range r.commits {
 				k.owed = false

@@ -50,8 +50,6 @@ func show(a Action) string {
 		return b.String()
 	case Notify:
 		return "notify " + showMsg(a.Msg)
-	case Handshake:
-		return fmt.Sprintf("handshake link %d with %s:%d", a.Link, a.Peer.Host, a.Peer.InitPort)
 	case Answer:
 		switch {
 		case a.Err != nil:

@@ -71,10 +71,24 @@ func (c *Core) checkChunk(r *request, k Chunk, end int64) *fault.Error {
 	case k.Tokens < 1 || k.Tokens > c.cfg.Facts.ChunkTokens:
 		return fault.New(fault.BadRequest, "chunk %d has %d tokens; a chunk has %d", k.Index, k.Tokens, c.cfg.Facts.ChunkTokens)
 	}
+	if r.legacy.on && r.sameKey(k) {
+		return fault.New(fault.BadRequest, "chunk %d has the key of another chunk, %q", k.Index, k.Key)
+	}
 	if was := &r.chunks[k.Index]; was.state != absent && (was.key != k.Key || was.tokens != k.Tokens) {
 		return fault.New(fault.BadRequest, "chunk %d is %q with %d tokens; it was %q with %d", k.Index, k.Key, k.Tokens, was.key, was.tokens)
 	}
 	return nil
+}
+
+// sameKey reports whether another chunk has this one's key. To an LMCache
+// receiver that would be the same chunk, counted twice.
+func (r *request) sameKey(k Chunk) bool {
+	for i := range r.chunks {
+		if was := &r.chunks[i]; was.state != absent && int64(i) != k.Index && was.key == k.Key {
+			return true
+		}
+	}
+	return false
 }
 
 // highest is the highest index submitted, -1 if none.
@@ -101,12 +115,16 @@ func (c *Core) takeBatch(r *request, ev Submit) {
 		case done:
 			c.freed(in.Slot)
 			continue
-		case moving:
+		case waiting, moving:
 			r.repeats = append(r.repeats, repeat{index: in.Index, slot: in.Slot})
 			continue
 		}
-		*was = chunk{key: in.Key, tokens: in.Tokens, state: moving}
 		r.submitted++
+		if r.legacy.on {
+			*was = chunk{key: in.Key, tokens: in.Tokens, slot: in.Slot, state: waiting}
+			continue
+		}
+		*was = chunk{key: in.Key, tokens: in.Tokens, state: moving}
 		bytes := in.Tokens * c.perToken
 		if k == nil || k.bytes+bytes > limit || len(k.items) == kv.MaxKeys || k.encoded+encodedChunk(in.Key) > kv.MaxCommitBytes {
 			k = c.newCommit(r)
@@ -117,10 +135,10 @@ func (c *Core) takeBatch(r *request, ev Submit) {
 	if ev.HasEnd {
 		r.hasEnd, r.end = true, ev.End
 	}
-	if first := !r.endSaid && (ev.HasEnd || r.submitted == r.total); first {
-		if !r.hasEnd {
-			r.hasEnd, r.end = true, r.total
-		}
+	if !r.hasEnd && r.submitted == r.total {
+		r.hasEnd, r.end = true, r.total
+	}
+	if r.hasEnd && !r.endSaid && !r.legacy.on {
 		r.endSaid = true
 		if k == nil {
 			k = c.newCommit(r)

@@ -39,7 +39,13 @@ func (c *calls[T]) add(m msg.Message, ref T) {
 	} else {
 		c.spare = e.next
 	}
-	*e = call[T]{seq: c.seq, msg: m, ref: ref, prev: c.last}
+	*e = call[T]{seq: c.seq, msg: m, ref: ref}
+	c.link(e)
+}
+
+// link appends an entry.
+func (c *calls[T]) link(e *call[T]) {
+	e.prev = c.last
 	if c.last == nil {
 		c.first = e
 	} else {
