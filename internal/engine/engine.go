@@ -141,6 +141,17 @@ func (e *Engine) Ready() error {
 	return errors.Join(errs...)
 }
 
+// Connected waits until every rank's agent is connected. When ctx ends first it
+// says why one is not.
+func (e *Engine) Connected(ctx context.Context) error {
+	for _, r := range e.ranks {
+		if err := r.connected(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // name returns a name for a request that no other engine gives.
 func (e *Engine) name() string {
 	return e.prefix + "-" + strconv.FormatUint(e.next.Add(1), 10)

@@ -35,6 +35,8 @@ type server struct {
 	*engine.Engine
 	t    testing.TB
 	http *httptest.Server
+	came chan struct{} // one token for each request that has come
+	left chan struct{} // and for each that was answered or left
 }
 
 func start(t testing.TB, cfg engine.Config) *server {
@@ -45,7 +47,13 @@ func start(t testing.TB, cfg engine.Config) *server {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &server{Engine: e, t: t, http: httptest.NewServer(e.Handler())}
+	s := &server{Engine: e, t: t, came: make(chan struct{}, 1000), left: make(chan struct{}, 1000)}
+	h := e.Handler()
+	s.http = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		s.came <- struct{}{}
+		context.AfterFunc(r.Context(), func() { s.left <- struct{}{} })
+		h.ServeHTTP(w, r)
+	}))
 	t.Cleanup(func() {
 		s.http.CloseClientConnections()
 		s.http.Close()
@@ -56,6 +64,18 @@ func start(t testing.TB, cfg engine.Config) *server {
 }
 
 type object = map[string]any
+
+// await receives from a channel, within a time that no passing test needs.
+func await[T any](t testing.TB, what string, ch <-chan T) T {
+	t.Helper()
+	select {
+	case v := <-ch:
+		return v
+	case <-time.After(30 * time.Second):
+		t.Fatalf("%s did not happen", what)
+		panic("unreachable")
+	}
+}
 
 // post sends a body and returns status and answer.
 func (s *server) post(path string, body any) (int, []byte) {
@@ -122,7 +142,11 @@ type completion struct {
 		TokenIDs       []int  `json:"token_ids"`
 		PromptTokenIDs []int  `json:"prompt_token_ids"`
 	}
-	Usage          *struct{ Prompt, Completion, Total int }
+	Usage *struct {
+		Prompt     int `json:"prompt_tokens"`
+		Completion int `json:"completion_tokens"`
+		Total      int `json:"total_tokens"`
+	}
 	PromptTokenIDs []int          `json:"prompt_token_ids"`
 	KV             map[string]int `json:"kv_transfer_params"`
 }
@@ -209,10 +233,19 @@ func divide(t testing.TB, ranks, staging, receive int, change func(f *enginetest
 	}
 	t.Cleanup(func() { v.fleet.Check(t) })
 	v.p, v.d = start(t, p), start(t, d)
-	for _, n := range slices.Concat(v.pn, v.dn) {
-		n.UntilConnected(t)
-	}
+	v.p.connected()
+	v.d.connected()
 	return v
+}
+
+// connected waits until the engine has its agents.
+func (s *server) connected() {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	if err := s.Connected(ctx); err != nil {
+		s.t.Fatal(err)
+	}
 }
 
 // nodes gives an engine one agent for each rank.

@@ -30,8 +30,9 @@ type rank struct {
 
 	mu struct {
 		sync.Mutex
-		link   *link // nil while there is no connection
-		reason error // why not
+		link    *link         // nil while there is no connection
+		reason  error         // why not
+		changed chan struct{} // closed and replaced at each change of link; nil until somebody waits
 	}
 }
 
@@ -75,10 +76,35 @@ func (r *rank) state() error {
 	return r.mu.reason
 }
 
+// connected waits until there is a connection.
+func (r *rank) connected(ctx context.Context) error {
+	for {
+		r.mu.Lock()
+		link, reason := r.mu.link, r.mu.reason
+		if r.mu.changed == nil {
+			r.mu.changed = make(chan struct{})
+		}
+		changed := r.mu.changed
+		r.mu.Unlock()
+		if link != nil {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return errors.Join(context.Cause(ctx), reason)
+		}
+	}
+}
+
 func (r *rank) set(l *link, reason error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.mu.link, r.mu.reason = l, reason
+	if r.mu.changed != nil {
+		close(r.mu.changed)
+		r.mu.changed = nil
+	}
 }
 
 // run keeps a connection until ctx ends. It returns when the last one is

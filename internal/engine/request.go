@@ -69,8 +69,12 @@ func (o *output) fail(err error) {
 
 func (o *output) change(f func()) {
 	o.mu.Lock()
+	defer o.mu.Unlock()
 	f()
-	o.mu.Unlock()
+	o.wakeLocked()
+}
+
+func (o *output) wakeLocked() {
 	select {
 	case o.wake <- struct{}{}:
 	default:
@@ -91,7 +95,7 @@ func (o *output) take(ctx context.Context) ([]piece, error) {
 		o.pieces = nil
 		if err != nil && len(pieces) > 0 {
 			err = nil
-			o.wake <- struct{}{} // the error comes with the next call
+			o.wakeLocked() // the error comes with the next call
 		}
 		o.mu.Unlock()
 		if len(pieces) > 0 || err != nil {

@@ -58,14 +58,6 @@ func (f *Fleet) Until(t testing.TB, entry string, times int) {
 	})
 }
 
-// UntilConnected waits until an engine has a connection to the node.
-func (n *Node) UntilConnected(t testing.TB) {
-	t.Helper()
-	n.f.until(t, "a connection to "+n.addr, func() bool {
-		return slices.ContainsFunc(n.conns, func(c *conn) bool { return !c.cut })
-	})
-}
-
 // CancelAt ends a request at the receiver, as a proxy does.
 func (n *Node) CancelAt(req string) {
 	n.f.mu.Lock()
@@ -129,4 +121,13 @@ func (n *Node) Resize(slots int) {
 	defer n.f.mu.Unlock()
 	n.receive.free = n.receive.free[:slots]
 	n.receive.slots = slots
+}
+
+// UntilClosed waits until an engine has closed its second connection to the
+// node, and so has said what is wrong with the first.
+func (n *Node) UntilClosed(t testing.TB) {
+	t.Helper()
+	n.f.until(t, "the end of a connection to "+n.addr, func() bool {
+		return len(n.conns) > 1 && n.conns[1].closed
+	})
 }
