@@ -100,7 +100,7 @@ func benchLink(b *testing.B, h *Harness, slotBytes int64) {
 	})
 	defer recv.Close()
 	recv.Allow(peer.Self, peer.Secret)
-	send := h.NewSender(b, SenderConfig{poolOf(spool), spool, gens})
+	send := h.NewSender(b, SenderConfig{Pool: poolOf(spool), Staging: spool, Generations: gens})
 	peer.Addr = recv.Offer()
 	conn, err := send.Connect(context.Background(), peer, link.SenderEvents{
 		Sent: func([]link.WriteID) {},

@@ -28,6 +28,7 @@ type SenderConfig struct {
 	Pool        link.Pool
 	Staging     *arena.Pool // the same memory, for its read-only descriptor
 	Generations *arena.Generations
+	Single      bool // one data connection, where the link could have several
 }
 
 // Harness makes the two halves of one link.

@@ -63,7 +63,7 @@ func child(h *Harness, cfg childConfig) error {
 		fmt.Println("ready", recv.Offer())
 	} else {
 		r := &rig{h: h, events: ev, peer: cfg.Peer, opts: options{slots: cfg.Slots, slotBytes: cfg.SlotBytes}, spool: pool, gens: gens}
-		r.send = h.NewSender(tb, SenderConfig{poolOf(pool), pool, gens})
+		r.send = h.NewSender(tb, SenderConfig{Pool: poolOf(pool), Staging: pool, Generations: gens})
 		conn, err := r.tryConnect(cfg.Peer)
 		if err != nil {
 			return err

@@ -20,7 +20,7 @@ type modelSlot struct {
 // byte by byte, with a model each time that nothing can be on its way.
 func random(r *rig) {
 	const operations = 10_000
-	r.rng = rand.New(rand.NewPCG(7, 11))
+	rng := rand.New(rand.NewPCG(7, 11))
 	model := make([]modelSlot, r.opts.slots)
 	for i := range model {
 		model[i].want = make([]byte, r.opts.slotBytes)
@@ -60,10 +60,10 @@ func random(r *rig) {
 	}
 
 	for op := range operations {
-		i := r.rng.IntN(len(model))
+		i := rng.IntN(len(model))
 		m := &model[i]
-		n := 1 + r.rng.Int64N(r.opts.slotBytes)
-		switch k := r.rng.IntN(100); {
+		n := 1 + rng.Int64N(r.opts.slotBytes)
+		switch k := rng.IntN(100); {
 		case k < 30:
 			if m.gen == 0 {
 				m.gen = r.open(kv.SlotID(i))
@@ -75,7 +75,7 @@ func random(r *rig) {
 		case k < 75: // of another time
 			if m.coming == nil && len(busy) < r.opts.slots {
 				c := start(i, r.nextGen+1+kv.Generation(op), n)
-				if r.h.Caps.Mode != link.Pull && r.rng.IntN(2) == 0 {
+				if r.h.Caps.Mode != link.Pull && rng.IntN(2) == 0 {
 					r.conn.Abort([]link.WriteID{c.id})
 					r.await("an abort", func(e *log) bool { return e.lost[c.id] == 1 })
 				}

@@ -23,6 +23,7 @@ type options struct {
 	slotBytes int64 // 0: 64 KiB
 	checksum  bool
 	alone     bool // no sender is connected
+	single    bool // one data connection
 }
 
 // rig is one receiver and one sender with their pools, connected.
@@ -30,7 +31,7 @@ type rig struct {
 	t       *testing.T
 	h       *Harness
 	opts    options
-	rng     *rand.Rand
+	fill    *rand.ChaCha8 // the bytes of chunks
 	rpool   *arena.Pool
 	spool   *arena.Pool
 	gens    *arena.Generations
@@ -53,7 +54,7 @@ func newRig(t *testing.T, h *Harness, o options) *rig {
 	if o.slotBytes == 0 {
 		o.slotBytes = 64 << 10
 	}
-	r := &rig{t: t, h: h, opts: o, rng: rand.New(rand.NewPCG(1, 2)), events: newEvents()}
+	r := &rig{t: t, h: h, opts: o, fill: rand.NewChaCha8([32]byte{}), events: newEvents()}
 	r.rpool = r.pool("receive pool", false)
 	r.spool = r.pool("staging pool", true)
 	gens, err := arena.NewGenerations(o.slots)
@@ -63,7 +64,7 @@ func newRig(t *testing.T, h *Harness, o options) *rig {
 	r.peer = link.Peer{Incarnation: kv.Incarnation{1, 1}, Self: kv.Incarnation{2, 2}, Secret: kv.Secret{3, 3}}
 	r.recv = h.NewReceiver(t, ReceiverConfig{r.peer.Incarnation, poolOf(r.rpool), o.checksum}, r.receiverEvents())
 	t.Cleanup(func() { r.must(r.recv.Close()) })
-	r.send = h.NewSender(t, SenderConfig{poolOf(r.spool), r.spool, r.gens})
+	r.send = h.NewSender(t, SenderConfig{poolOf(r.spool), r.spool, r.gens, o.single})
 	t.Cleanup(func() { r.must(r.send.Close()) })
 	if got := r.recv.Caps(); got != h.Caps || r.send.Caps() != h.Caps {
 		t.Fatalf("caps are %+v and %+v, want %+v", got, r.send.Caps(), h.Caps)
@@ -134,9 +135,7 @@ func (r *rig) stage(n int64) *chunk {
 	r.nextID++
 	c := &chunk{id: r.nextID, src: r.nextSrc, word: r.nextWord, data: make([]byte, n)}
 	r.nextSrc = (r.nextSrc + 1) % kv.SlotID(r.opts.slots)
-	for i := range c.data {
-		c.data[i] = byte(r.rng.Uint32())
-	}
+	r.fill.Read(c.data)
 	r.gens.Store(c.src, c.word)
 	copy(poolOf(r.spool).Slot(c.src), c.data)
 	return c

@@ -23,7 +23,11 @@ func harness() *linktest.Harness {
 			return r
 		},
 		NewSender: func(_ testing.TB, c linktest.SenderConfig) link.Sender {
-			return NewSender(SenderConfig{Pool: c.Pool, Connections: harnessConnections})
+			n := harnessConnections
+			if c.Single {
+				n = 1
+			}
+			return NewSender(SenderConfig{Pool: c.Pool, Connections: n, WriteTimeout: time.Minute})
 		},
 		Between:   linktest.NewRelay,
 		Processes: true,
