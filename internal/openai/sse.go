@@ -43,31 +43,44 @@ func NewEventReader(r io.Reader, max int) *EventReader {
 func (r *EventReader) Next() (Event, error) {
 	r.data, r.name, r.begun = r.data[:0], "", false
 	for {
-		b, err := r.r.ReadByte()
-		if err == io.EOF && (len(r.line) > 0 || r.begun) {
-			return Event{}, io.ErrUnexpectedEOF
-		}
-		if err != nil {
+		if _, err := r.r.Peek(1); err != nil { // waits for more
+			if err == io.EOF && (len(r.line) > 0 || r.begun) {
+				err = io.ErrUnexpectedEOF
+			}
 			return Event{}, err
 		}
-		after := r.skipLF
-		r.skipLF = b == '\r'
-		switch {
-		case b == '\n' && after:
-		case b == '\r' || b == '\n':
-			if r.endLine() {
-				return Event{Name: r.name, Data: r.data}, nil
-			}
-			if len(r.data) > r.max {
-				return Event{}, ErrEventTooLarge
-			}
-		case len(r.line) >= r.max:
+		got, _ := r.r.Peek(r.r.Buffered())
+		if r.skipLF && got[0] == '\n' {
+			got = got[1:]
+			r.discard(1)
+		}
+		r.skipLF = false
+		end := bytes.IndexAny(got, "\r\n")
+		part := got
+		if end >= 0 {
+			part = got[:end]
+		}
+		if len(r.line)+len(part) > r.max {
 			return Event{}, ErrEventTooLarge
-		default:
-			r.line = append(r.line, b)
+		}
+		r.line = append(r.line, part...)
+		if end < 0 {
+			r.discard(len(got))
+			continue
+		}
+		r.skipLF = got[end] == '\r'
+		r.discard(end + 1)
+		if r.endLine() {
+			return Event{Name: r.name, Data: r.data}, nil
+		}
+		if len(r.data) > r.max {
+			return Event{}, ErrEventTooLarge
 		}
 	}
 }
+
+// discard drops n bytes that are buffered, which cannot fail.
+func (r *EventReader) discard(n int) { _, _ = r.r.Discard(n) }
 
 // endLine takes the line that is complete; true when it ends an event with data.
 func (r *EventReader) endLine() bool {

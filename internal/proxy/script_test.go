@@ -24,6 +24,7 @@ import (
 //	prefill|decode [at=PATH] [deliver] HOW          what that engine does (deliver:
 //	                                                after its transfer has ended):
 //	    ok | nothing | cut                          answer | never answer | cut the connection
+//	    hold                                        answer, but its transfer never ends
 //	    say | status=N                              answer with the input
 //	    events [end|hang]                           stream the input, then cut the connection
 //	                                                (end it in good order | fall silent)
@@ -164,8 +165,8 @@ func misbehave(t *testing.T, f *fleet, d *datadriven.TestData, deliver bool) hoo
 		kind = eventType
 	}
 	return func(w http.ResponseWriter, r *http.Request, body gjson.Result) bool {
-		if r.URL.Path != at || has("ok") {
-			if deliver {
+		if r.URL.Path != at || has("ok") || has("hold") {
+			if deliver && !has("hold") {
 				f.deliver(w, r, body)
 			}
 			return false
