@@ -86,8 +86,8 @@ type Transfer interface {
 	// Unstage returns slots that were staged and shall not be submitted.
 	Unstage(ctx context.Context, slots []kv.SlotID) error
 	// Submit hands staged slots over to be sent: they are the agent's from then
-	// on, also when it errs, but for fault.BadRequest, which leaves them with
-	// the caller. end: these are the prompt's last chunks.
+	// on. When it errs nothing was taken, and the caller still owes an Unstage.
+	// end: these are the prompt's last chunks.
 	Submit(ctx context.Context, chunks []Staged, end bool) error
 	// Cancel ends the request, whatever its state, and is harmless after its
 	// end. Slots that were staged and not submitted are the agent's again: the

@@ -190,11 +190,8 @@ func (t *transfer) batch(b begunRank, first, most int) (n int, err error) {
 		staged[i] = Staged{Index: index, Key: e.cfg.keyer().key(b.number, t.hashes[index]), Slot: slot, Tokens: tokens}
 	}
 	err = b.t.Submit(b.lost, staged, first+n == len(t.hashes))
-	if fault.CodeOf(err) == fault.BadRequest {
-		err = errors.Join(err, b.t.Unstage(b.lost, slots))
-	}
 	if err != nil {
-		return 0, err
+		return 0, errors.Join(err, b.t.Unstage(b.lost, slots))
 	}
 	e.stats.batches.Add(1)
 	e.stats.chunksSent.Add(uint64(n))
