@@ -186,35 +186,34 @@ func readUntil(in *reader, word string) error {
 
 func TestSendWait(t *testing.T) {
 	leakCheck(t)
-	rec := &recorder{}
-	r := startRouter(t, rec.handle, Options{SendQueueBytes: 4 << 20})
-	p := startRawPeer(t, r, 1)
-	id := rec.kind(t, Connected, 0).Conn
-	big := make([]byte, 1<<20)
-	fill(t, func() error { return r.Send(id, big) })
-
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
-	defer cancel()
-	if err := r.SendWait(ctx, id, big); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("without room: %v", err)
-	}
-	result := make(chan error, 1)
-	go func() { result <- r.SendWait(testContext(t), id, big) }()
-	read := make(chan error, 1)
-	go func() { read <- readUntil(p.in, "end") }()
-	if err := <-result; err != nil {
-		t.Errorf("when the peer reads: %v", err)
-	}
-	if err := errors.Join(r.SendWait(testContext(t), id, []byte("end")), <-read); err != nil {
-		t.Error(err)
-	}
-
-	p2 := startSilentPeer(t, r)
-	other := rec.kind(t, Connected, 1).Conn
-	fill(t, func() error { return r.Send(other, big) })
-	go func() { result <- r.SendWait(testContext(t), other, big) }()
-	_ = p2.(*net.TCPConn).Close()
-	if err := <-result; !errors.Is(err, ErrGone) {
-		t.Errorf("when the connection is lost: %v", err)
-	}
+	t.Run("until the context ends, or the connection", func(t *testing.T) {
+		o := heldOutbox(t, Options{SendQueue: 1})
+		if err := o.send(frames("fills the queue")); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
+		defer cancel()
+		if err := o.sendWait(ctx, frames("x")); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("without room: %v", err)
+		}
+		result := make(chan error, 1)
+		go func() { result <- o.sendWait(testContext(t), frames("x")) }()
+		o.kill()
+		if err := <-result; !errors.Is(err, ErrGone) {
+			t.Errorf("when the connection is lost: %v", err)
+		}
+	})
+	t.Run("until the peer reads", func(t *testing.T) {
+		rec := &recorder{}
+		r := startRouter(t, rec.handle, Options{SendQueueBytes: 4 << 20})
+		p := startRawPeer(t, r, 1)
+		id := rec.kind(t, Connected, 0).Conn
+		big := make([]byte, 1<<20)
+		fill(t, func() error { return r.Send(id, big) })
+		result := make(chan error, 1)
+		go func() { result <- r.SendWait(testContext(t), id, []byte("end")) }()
+		if err := errors.Join(readUntil(p.in, "end"), <-result); err != nil {
+			t.Error(err)
+		}
+	})
 }
