@@ -1,5 +1,7 @@
 package reserve
 
+import "github.com/berthkv/berth/internal/invariant"
+
 // table finds a slab index (never 0) by a caller's number: a hash table with
 // linear probing that moves entries back on deletion, so that it never fills
 // with tombstones and, once grown, never allocates. Numbers come from counters, so
@@ -46,7 +48,9 @@ func (t *table) put(key uint64, val int32) {
 			}
 		}
 	}
-	t.entries[t.find(key)] = entry{key, val}
+	i := t.find(key)
+	invariant.Assert(t.entries[i].val == 0, "a key is put twice")
+	t.entries[i] = entry{key, val}
 	t.used++
 }
 
@@ -54,6 +58,7 @@ func (t *table) put(key uint64, val int32) {
 func (t *table) remove(key uint64) {
 	mask := uint64(len(t.entries) - 1)
 	hole := t.find(key)
+	invariant.Assert(t.entries[hole].val != 0, "a key is removed that is not there")
 	t.used--
 	for i := (hole + 1) & mask; t.entries[i].val != 0; i = (i + 1) & mask {
 		// An entry may move back to the hole unless its home lies after it.
