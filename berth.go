@@ -126,6 +126,14 @@ func (a *Agent) start(ctx context.Context) error {
 	if err := checkBind(cfg); err != nil {
 		return err
 	}
+	// Engines that come early wait in the mailbox. First, because a live agent
+	// with the same socket is the likeliest thing in the way.
+	local, err := localapi.Listen(localapi.Config{Path: cfg.LocalSocket, Handler: a.node.LocalEvents(), Log: a.log})
+	if err != nil {
+		return named(err, "local_socket")
+	}
+	a.undo.add(local.Close)
+	deps.Local, a.addrs.Local = local, cfg.LocalSocket
 	if cfg.Sends() {
 		if cores.Outbound, err = a.sending(&deps, inc, secret); err != nil {
 			return err
@@ -295,7 +303,7 @@ func named(err error, option string) error {
 	return fmt.Errorf("%s: %w", option, err)
 }
 
-// ports opens the control ports and the local API.
+// ports opens the control ports.
 func (a *Agent) ports(ctx context.Context, deps *node.Deps, allow func(netip.Addr) bool) error {
 	cfg := a.cfg
 	if cfg.Receives() {
@@ -314,12 +322,6 @@ func (a *Agent) ports(ctx context.Context, deps *node.Deps, allow func(netip.Add
 			a.addrs.Init = rep.Addr().String()
 		}
 	}
-	s, err := localapi.Listen(localapi.Config{Path: cfg.LocalSocket, Handler: a.node.LocalEvents(), Log: a.log})
-	if err != nil {
-		return named(err, "local_socket")
-	}
-	a.undo.add(s.Close)
-	deps.Local, a.addrs.Local = s, cfg.LocalSocket
 	return nil
 }
 
