@@ -57,6 +57,10 @@ func parseRights(oob []byte) (fds []int, err error) {
 			err = fmt.Errorf("control message of level %d and type %d", m.Header.Level, m.Header.Type)
 			continue
 		}
+		if len(m.Data)%4 != 0 { // ParseUnixRights would read past the end
+			err = fmt.Errorf("descriptors in %d bytes", len(m.Data))
+			continue
+		}
 		got, e := unix.ParseUnixRights(&m)
 		if e != nil {
 			err = e
