@@ -44,6 +44,9 @@ type Harness struct {
 	// Processes: the two ends may be in different processes. The test binary's
 	// TestMain must then be Main.
 	Processes bool
+	// Wrapped: another goroutine passes writes on to the link, so that its
+	// panics are not the caller's.
+	Wrapped bool
 }
 
 // Between stands between a sender and a receiver.
@@ -107,6 +110,7 @@ func streams(h *Harness) bool        { return h.Caps.Mode == link.Stream }
 func reportsLanding(h *Harness) bool { return h.Caps.Mode != link.OneSided }
 func exact(h *Harness) bool          { return h.Caps.ExactFence }
 func between(h *Harness) bool        { return h.Between != nil }
+func bare(h *Harness) bool           { return !h.Wrapped }
 func processes(h *Harness) bool      { return h.Processes }
 
 // openFDs counts the process's descriptors.
