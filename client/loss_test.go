@@ -150,7 +150,13 @@ func TestGivingUpBegin(t *testing.T) {
 	a.Emit(l.conn, &localapi.Ended{Req: "r", Ending: msg.EndCancelled})
 	a.Emit(l.conn, &localapi.Ended{Req: "nobody's", Ending: msg.EndCancelled})
 	a.Emit(l.conn, &localapi.Granted{Req: "nobody's"})
-	// The name is free again.
+	// Once the client has seen these, the name is free again.
+	go func() {
+		_, err := c.Status(bounded(t))
+		result <- err
+	}()
+	a.Answer(next(t, calls).call, &localapi.StatusAnswer{})
+	<-result
 	go func() {
 		_, err := c.Begin(bounded(t), Begin{Req: "r"})
 		result <- err

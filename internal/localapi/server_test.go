@@ -97,12 +97,10 @@ func dial(t *testing.T, s *Server) raw {
 func (c raw) send(id uint64, req Request) {
 	c.t.Helper()
 	b, err := appendFrame(nil, func(b []byte) ([]byte, error) { return AppendRequest(b, id, req) })
-	if err == nil {
-		_, err = c.Write(b)
-	}
 	if err != nil {
 		c.t.Fatal(err)
 	}
+	c.Write(b) // that the other end is gone, is seen when reading
 }
 
 func (c raw) frame(payload []byte) {
@@ -350,44 +348,45 @@ func TestThousandConnects(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	// Some may have been refused at the limit; every one that was not is gone.
-	last, id := connectAfter(t, s, h)
-	last.Close()
-	for {
+	// Connections are accepted in order: once the last one is, all are, but for
+	// those refused at the limit. Every one that came goes.
+	refused := make(chan struct{}, 1)
+	var last raw
+	var knocks sync.WaitGroup
+	knock := func() {
+		last = dial(t, s)
+		last.send(1, &Status{})
+		c := last
+		knocks.Go(func() {
+			c.Read(make([]byte, 1)) // nothing is answered: it is refused, or closed below
+			c.Close()
+			refused <- struct{}{} // there is room: one knocks at a time
+		})
+	}
+	knock()
+	for open, closing := 0, false; !closing || open > 0; {
 		select {
+		case <-refused:
+			if !closing {
+				knock()
+			}
 		case e := <-h:
-			if e.kind == "disconnected" && e.conn == id {
-				s.mu.Lock()
-				left := len(s.conns)
-				s.mu.Unlock()
-				if left > 0 {
-					continue
-				}
+			switch e.kind {
+			case "connected":
+				open++
+			case "disconnected":
+				open--
+			case "request":
+				closing = true
+				last.Close()
 			}
 		case <-time.After(patience):
-			t.Fatal("a connection is left")
+			t.Fatalf("%d connections are left", open)
 		}
-		break
 	}
+	knocks.Wait()
 	if after := descriptors(t); after > before {
 		t.Errorf("%d descriptors, %d before", after, before)
-	}
-}
-
-// connectAfter gets a connection through once those before it are handled.
-func connectAfter(t *testing.T, s *Server, h recorder) (raw, kv.ConnID) {
-	t.Helper()
-	c := dial(t, s)
-	c.send(1, &Status{})
-	for {
-		select {
-		case e := <-h:
-			if e.kind == "request" {
-				return c, e.conn
-			}
-		case <-time.After(patience):
-			t.Fatal("no request comes through")
-		}
 	}
 }
 

@@ -95,7 +95,7 @@ func random(rng *rand.Rand) msg.Message {
 func TestRandomRoundTrip(t *testing.T) {
 	const seed = 1
 	rng := rand.New(rand.NewSource(seed))
-	for range 20_000 {
+	for range 10_000 {
 		m := random(rng)
 		b, err := Append([]byte("before"), m)
 		if err != nil {
