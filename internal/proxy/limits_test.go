@@ -320,3 +320,25 @@ func TestShutdown(t *testing.T) {
 		}
 	})
 }
+
+// panicking is a Watcher with a broken invariant.
+type panicking struct{}
+
+func (panicking) Watch(context.Context, WatchRequest) (Watch, error) { panic("broken") }
+
+// TestPanic: a bug costs its own request, which is told no internals.
+func TestPanic(t *testing.T) {
+	f := newFleet(t, 1, 1, true, nil)
+	f.proxy.watcher = panicking{}
+	status, _, answer := f.post("/v1/completions", `{"prompt":"hello"}`)
+	if status != 500 || gjson.Get(answer, "error.message").Str != "internal error" {
+		t.Errorf("%d %s", status, answer)
+	}
+	if status, _, _ := f.post("/v1/completions", `{"prompt":"hello","n":2}`); status != 200 {
+		t.Errorf("the next request: %d", status)
+	}
+	s := f.settled()
+	if s.Requests[Internal] != 1 || s.Failures[Failure{StepWatch, "internal"}] != 1 || s.Nodes[0].InFlight != 0 || s.Nodes[1].InFlight != 0 {
+		t.Errorf("%+v", s)
+	}
+}

@@ -90,7 +90,7 @@ func (p *Proxy) Close() {
 	p.registry.close()
 	// 2. What runs hears of it, and ends: each of its waits is on a context.
 	p.stop(errShuttingDown)
-	<-p.registry.mu.idle
+	<-p.registry.idle
 	// 3. The connections to the engines.
 	p.client.transport.CloseIdleConnections()
 }

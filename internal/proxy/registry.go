@@ -23,7 +23,8 @@ type entry struct {
 
 // registry knows the requests in flight, at most max.
 type registry struct {
-	max int
+	max  int
+	idle chan struct{} // closed once the registry is closed and empty
 
 	mu struct {
 		sync.Mutex
@@ -31,15 +32,13 @@ type registry struct {
 		entries map[*entry]struct{}
 		steps   map[Step]int
 		closed  bool
-		idle    chan struct{} // closed when closed and empty
 	}
 }
 
 func newRegistry(max int) *registry {
-	r := &registry{max: max}
+	r := &registry{max: max, idle: make(chan struct{})}
 	r.mu.entries = map[*entry]struct{}{}
 	r.mu.steps = map[Step]int{}
-	r.mu.idle = make(chan struct{})
 	return r
 }
 
@@ -73,7 +72,7 @@ func (r *registry) close() {
 
 func (r *registry) closeIfIdleLocked() {
 	if r.mu.closed && len(r.mu.entries) == 0 {
-		close(r.mu.idle)
+		close(r.idle)
 	}
 }
 
