@@ -17,6 +17,9 @@ func (c *Core) begin(now kv.Instant, ev Begin) {
 	}
 	if err := c.checkBegin(ev); err != nil {
 		c.answer(ev.Call, err)
+		if ev.BerthProxy && !c.cfg.SkipNotify && ev.ReqID != "" && len(ev.ReqID) <= kv.MaxReqID && c.reqs[ev.ReqID] == nil {
+			c.emit(Notify{Msg: &msg.EndingNotice{ReqID: ev.ReqID, Rank: c.cfg.Rank, Ending: msg.EndFailed, Reason: err.Code, Text: err.Text}})
+		}
 		return
 	}
 	if r := c.reqs[ev.ReqID]; r != nil {
@@ -190,6 +193,10 @@ func (c *Core) busyReply(now kv.Instant, r *request, m *msg.Error) {
 }
 
 func (c *Core) grantedReply(now kv.Instant, r *request, m *msg.Granted) {
+	if r.state == ending && r.total == 0 {
+		c.complete(now, r) // it was ready before our cancel came
+		return
+	}
 	if r.state != begun {
 		return // ended or ending meanwhile: its slots are not touched
 	}

@@ -140,6 +140,9 @@ func (m *cloner) wirePeer(p *peer) {
 	for r := p.reqs.first; r != nil; r = r.next {
 		s := m.reqs[r]
 		q.reqs.add(s)
+		if r.link != nil && m.links[r.link] == nil {
+			m.link(r.link) // it is down; the request still knows its name
+		}
 		s.link, s.legacy.conn, s.legacy.commit = m.links[r.link], m.conns[r.legacy.conn], m.commits[r.legacy.commit]
 	}
 	for r := p.queue.first; r != nil; r = r.qnext {

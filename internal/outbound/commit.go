@@ -360,12 +360,10 @@ func (c *Core) commitReply(now kv.Instant, k *commit, m msg.Message) {
 	c.touch(r)
 }
 
-// settle makes a commit over because the receiver has all of it.
+// settle makes a commit over because the receiver has all of it; of one that was
+// given up it takes back what the link still has.
 func (c *Core) settle(k *commit) {
-	if k.phase == over {
-		return
-	}
-	r := k.req
+	r, counts := k.req, k.phase != over
 	c.leaveWindow(k)
 	k.phase = over
 	at := len(c.heldIDs)
@@ -379,7 +377,9 @@ func (c *Core) settle(k *commit) {
 			c.unwrite(it)
 		}
 		it.lost = false
-		c.committed(r, k, i)
+		if counts {
+			c.committed(r, k, i)
+		}
 	}
 	if len(c.heldIDs) > at {
 		c.emit(Settle{Link: r.link.id, Writes: c.heldIDs[at:len(c.heldIDs):len(c.heldIDs)]})

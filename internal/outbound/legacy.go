@@ -2,6 +2,7 @@ package outbound
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/berthkv/berth/internal/fault"
 	"github.com/berthkv/berth/internal/kv"
@@ -222,6 +223,7 @@ func (c *Core) allocReply(now kv.Instant, r *request, m *msg.AllocResponse) {
 				r.legacy.keys = nil // it has rolled back by itself
 			} else {
 				c.violation(r.peer, r.id, text)
+				r.legacy.keys = appendUnsent(r.legacy.keys, k, m) // it may hold these too
 			}
 			c.fail(now, r, fault.Internal, text)
 		case r.state == begun:
@@ -246,6 +248,17 @@ func (c *Core) allocReply(now kv.Instant, r *request, m *msg.AllocResponse) {
 		}
 	}
 	c.touch(r)
+}
+
+// appendUnsent appends the keys of a commit that an answer does not call already
+// sent.
+func appendUnsent(keys []string, k *commit, m *msg.AllocResponse) []string {
+	for i := 0; k != nil && i < len(k.msg.Chunks); i++ {
+		if !slices.Contains(m.AlreadySent, int64(i)) {
+			keys = append(keys, k.msg.Chunks[i].Key)
+		}
+	}
+	return keys
 }
 
 // checkAlloc returns what is wrong with an answer for n keys, "" if nothing.

@@ -162,8 +162,8 @@ func (c *Core) linkDown(now kv.Instant, ev LinkDown) {
 	for r := p.reqs.first; r != nil; {
 		next := r.next
 		if r.link == l {
-			c.fail(now, r, fault.PeerLost, text)
 			c.lostAll(now, l, r)
+			c.fail(now, r, fault.PeerLost, text)
 		}
 		r = next
 	}

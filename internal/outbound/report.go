@@ -62,7 +62,7 @@ func (c *Core) requestStatus(now kv.Instant, r *request) RequestStatus {
 	switch r.state {
 	case queued:
 		s.State, s.Why = "waiting", "peer_down"
-		if r.retryAt != kv.Never {
+		if r.retryAt != kv.Never || (r.peer.legacy.link != nil && r.peer.legacy.since == kv.Never) {
 			s.Why = "room"
 		}
 	case begun:

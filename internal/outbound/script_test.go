@@ -63,6 +63,13 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 		s.wait(a.duration("for", 0))
 	case "status":
 		s.status()
+	case "sleep": // the process is stopped: time passes, and no Tick
+		s.now = s.now.Add(a.duration("for", 0))
+	case "open": // the control connection, the hello and the data link
+		s.step(Connected{Conn: a.conn()})
+		reply := args{t: t, d: &datadriven.TestData{CmdArgs: append(d.CmdArgs, datadriven.CmdArg{Key: "is", Vals: []string{"hello-reply"}}, datadriven.CmdArg{Key: "re", Vals: []string{"1"}})}}
+		s.step(Received{Conn: a.conn(), Msg: reply.message()})
+		s.step(LinkUp{Link: LinkID(a.int("link", 1))})
 	default:
 		ev := event(a)
 		if ev == nil {

@@ -219,7 +219,7 @@ func (s *Session[T]) lose(now kv.Instant, text string) Notice[T] {
 	if s.wanted {
 		s.since = now
 	}
-	s.retry(now, 0, text)
+	s.retry(now, FirstBackoff, text) // the owner may have no more use for one
 	return Notice[T]{Kind: Lost, Code: fault.PeerLost, Text: text}
 }
 
