@@ -100,7 +100,7 @@ func New(cfg Config) *Node {
 		links:  map[outbound.LinkID]*linkConn{},
 		wake:   [3]kv.Instant{kv.Never, kv.Never, kv.Never},
 		mail:   newMailbox(mailboxLimit),
-		stats:  newStats(),
+		stats:  NewStats(),
 	}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	return n
@@ -268,7 +268,9 @@ func (n *Node) stepAttach(now kv.Instant, ev attach.Event) {
 		case attach.Refuse:
 			delete(n.hellos, a.Conn)
 			n.deps.Local.Fail(a.Call, a.Err)
-			n.deps.Local.CloseConn(a.Conn)
+			if !a.Keep {
+				n.deps.Local.CloseConn(a.Conn)
+			}
 			n.log.Warn("engine refused", "code", a.Err.Code, "text", a.Err.Text)
 		case attach.Lost:
 			delete(n.hellos, a.Conn)

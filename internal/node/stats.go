@@ -81,7 +81,8 @@ func (h *Histogram) observe(v float64) {
 	h.Sum += v
 }
 
-func newStats() *Stats {
+// NewStats returns counters at zero.
+func NewStats() *Stats {
 	s := &Stats{}
 	s.mu.s = Snapshot{
 		Admissions: map[string]uint64{}, Endings: map[Label]uint64{}, Events: map[Label]uint64{}, Slots: map[Label]uint64{},

@@ -66,7 +66,7 @@ func NewWatcher(cfg WatcherConfig) *Watcher {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	w := &Watcher{cfg: cfg, wake: kv.Never, watches: map[kv.CallID]*Watch{}, mail: newMailbox(mailboxLimit), stats: newStats()}
+	w := &Watcher{cfg: cfg, wake: kv.Never, watches: map[kv.CallID]*Watch{}, mail: newMailbox(mailboxLimit), stats: NewStats()}
 	w.ctx, w.cancel = context.WithCancel(context.Background())
 	w.core = watch.New(cfg.Watch, cfg.Clock())
 	w.controls = &controls{ctx: w.ctx, tasks: &w.tasks, mail: w.mail, dialer: cfg.Dialer, timeout: cfg.DialTimeout, log: cfg.Log,
