@@ -94,14 +94,14 @@ var berthRefused = newInitKind("BerthRefused",
 	msgpack.Text("text", MaxText, func(m *BerthRefused) *string { return &m.Text }),
 )
 
-// MaxInit returns the most bytes of a message on the init port of a pool of
+// maxInit returns the most bytes of a message on the init port of a pool of
 // that many slots: a page list, and what goes with it.
-func MaxInit(slots int64) int { return max(PageListLimit(slots), MaxMeta) + 64<<10 }
+func maxInit(slots int64) int { return max(pageListLimit(slots), MaxMeta) + 64<<10 }
 
 // DecodeInit reads one message of the init port of a pool of that many slots;
 // a page list for more slots is refused. The error is an *Error.
 func DecodeInit(b []byte, slots int64) (InitMessage, error) {
-	if limit := MaxInit(slots); len(b) > limit {
+	if limit := maxInit(slots); len(b) > limit {
 		return nil, &Error{Kind: Malformed, Text: fmt.Sprintf("message of %d bytes, at most %d", len(b), limit)}
 	}
 	name, err := peekType(b)
@@ -123,7 +123,7 @@ func DecodeInit(b []byte, slots int64) (InitMessage, error) {
 	case *NixlMemRegResponse:
 		pages = m.RemotePages
 	}
-	if limit := PageListLimit(slots); len(pages) > limit {
+	if limit := pageListLimit(slots); len(pages) > limit {
 		return nil, &Error{Kind: Malformed, Type: string(name),
 			Text: fmt.Sprintf("page list of %d bytes, at most %d for %d slots", len(pages), limit, slots)}
 	}

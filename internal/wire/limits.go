@@ -24,8 +24,8 @@ const (
 	MaxPageList = MaxSlots*pageBytes + pagesExtra
 )
 
-// PageListLimit returns the most bytes of a NIXL page list that describes a
+// pageListLimit returns the most bytes of a NIXL page list that describes a
 // pool of that many slots.
-func PageListLimit(slots int64) int {
+func pageListLimit(slots int64) int {
 	return int(min(max(slots, 0), MaxSlots))*pageBytes + pagesExtra
 }

@@ -315,7 +315,7 @@ func TestInitLimits(t *testing.T) {
 			t.Errorf("%s past the limit: %v", row.name, err)
 		}
 	}
-	if _, err := DecodeInit(make([]byte, MaxInit(slots)+1), slots); err == nil {
+	if _, err := DecodeInit(make([]byte, maxInit(slots)+1), slots); err == nil {
 		t.Error("a message past the port's limit is accepted")
 	}
 	if b, err := AppendInit(nil, &BerthRefused{Text: strings.Repeat("x", MaxText+1)}); err != nil {

@@ -11,7 +11,6 @@ package wire
 import (
 	"fmt"
 
-	"github.com/berthkv/berth/internal/fault"
 	"github.com/berthkv/berth/internal/msg"
 	"github.com/berthkv/berth/internal/msgpack"
 )
@@ -169,12 +168,11 @@ const (
 // Error is why a payload is no message of ours, with what is needed to answer
 // it.
 type Error struct {
-	Kind   ErrorKind
-	Type   string // name of the message, "" if it could not be read
-	Text   string // names the field and both numbers
-	HasSeq bool
-	Seq    uint64 // with HasSeq: the message is a Berth request
-	Keys   int    // of a malformed AllocRequest or CancelNotif, when they could be read
+	Kind ErrorKind
+	Type string // name of the message, "" if it could not be read
+	Text string // names the field and both numbers
+	Seq  uint64 // not 0: the message is a Berth request of that number
+	Keys int    // keys of an LMCache message, as far as they could be read
 }
 
 func (e *Error) Error() string {
@@ -182,33 +180,6 @@ func (e *Error) Error() string {
 		return e.Text
 	}
 	return e.Type + ": " + e.Text
-}
-
-// Code is the error code that names the fault to a peer.
-func (e *Error) Code() fault.Code {
-	if e.Kind == UnknownType {
-		return fault.UnknownMessage
-	}
-	return fault.BadRequest
-}
-
-// Reply is the answer that a receiver owes whoever sent the payload: Error to
-// a Berth request, a refusal as LMCache writes it to all else.
-func (e *Error) Reply() msg.Message {
-	if e.HasSeq {
-		return &msg.Error{Re: e.Seq, Code: e.Code(), Text: e.Error()}
-	}
-	return Refusal(e.Keys)
-}
-
-// Refusal is LMCache's refusal of a message with that many keys: all -1, at
-// least one of them.
-func Refusal(keys int) *msg.AllocResponse {
-	m := &msg.AllocResponse{RemoteIndexes: make([]int64, min(max(keys, 1), MaxKeys))}
-	for i := range m.RemoteIndexes {
-		m.RemoteIndexes[i] = -1
-	}
-	return m
 }
 
 // describe looks once more through a payload that is no message, for what an
@@ -219,8 +190,8 @@ func describe(b []byte, kind ErrorKind, name string, err error) *Error {
 	for range r.Map() {
 		switch string(r.Key()) {
 		case "seq":
-			if seq := r.Uint(1<<64 - 1); r.Err() == nil && seq > 0 {
-				e.HasSeq, e.Seq = true, seq
+			if seq := r.Uint(1<<64 - 1); r.Err() == nil {
+				e.Seq = seq
 			}
 		case "keys":
 			at := r.Rest()
