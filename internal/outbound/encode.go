@@ -149,7 +149,7 @@ func linkNumber(l *dataLink) int {
 func (e *encoder) request(r *request) {
 	e.ints(-2, int(r.n), int(r.state), int(r.engine), int(r.total), r.wanted, int(r.begin), linkNumber(r.link), int(r.gen), int(r.end), r.calls, int(r.drain))
 	e.text(r.id, r.engineID, r.tokensKey)
-	e.flags(r.berthProxy, r.hasEnd, r.endSaid, r.ready, r.overdue)
+	e.flags(r.berthProxy, r.hasEnd, r.endSaid, r.ready, r.overdue, r.unwanted)
 	e.times(r.started, r.deadline, r.retryAt)
 	e.timer(&r.timer)
 	for _, s := range r.slots {

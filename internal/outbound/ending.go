@@ -33,6 +33,7 @@ func (c *Core) cancel(now kv.Instant, ev Cancel) {
 	}
 	r.callers = append(r.callers, ev.Call)
 	c.callers[ev.Call] = r
+	r.unwanted = r.unwanted || ((!r.live() || r.state == ending) && ev.Reason != fault.Deadline)
 	c.fail(now, r, ev.Reason, ev.Text)
 	c.touch(r)
 }
@@ -52,9 +53,16 @@ func (c *Core) cancelGone(now kv.Instant, ev Cancel) {
 	}
 	e := k.Ending
 	c.emit(Answer{Call: ev.Call, Ending: &e})
-	// It changes no ending, but what is ready and unclaimed gives its room back.
-	if p := c.peers[k.peer]; p != nil && e.Ending == msg.EndReady && k.begin != 0 && ev.Reason != fault.Deadline && p.sess.Opened() {
-		c.request(p, &msg.Cancel{Begin: k.begin, Reason: ev.Reason, Text: ev.Text}, call{kind: callFree})
+	if ev.Reason != fault.Deadline {
+		c.freeReady(k, ev.Reason, ev.Text)
+	}
+}
+
+// freeReady tells a receiver that what is ready is not wanted: that changes no
+// ending, but what nobody has claimed gives its room back.
+func (c *Core) freeReady(k *kept, reason fault.Code, text string) {
+	if p := c.peers[k.peer]; p != nil && k.Ending.Ending == msg.EndReady && k.begin != 0 && p.sess.Opened() {
+		c.request(p, &msg.Cancel{Begin: k.begin, Reason: reason, Text: text}, call{kind: callFree})
 		k.begin = 0
 	}
 }
@@ -226,7 +234,11 @@ func (c *Core) tell(now kv.Instant, r *request) {
 	}
 	c.emit(Note{Kind: NoteEnded, Peer: r.peer.name, ReqID: r.id, Ending: r.ending.Ending, Reason: r.ending.Reason, Text: r.ending.Text,
 		Count: r.committed, Bytes: r.bytes, Link: r.linkName(), Wait: now.Sub(r.started)})
-	c.endings.put(now, kept{Ending: r.ending, peer: r.peer.addr, total: r.total, begin: r.begin})
+	k := kept{Ending: r.ending, peer: r.peer.addr, total: r.total, begin: r.begin}
+	if r.unwanted {
+		c.freeReady(&k, fault.Cancelled, "cancelled while it ended")
+	}
+	c.endings.put(now, k)
 	delete(c.reqs, r.id)
 	c.arm(&r.timer, kv.Never)
 	if r.legacy.owes() {

@@ -88,7 +88,9 @@ type request struct {
 	ready   bool   // a CommitReply said complete
 	overdue bool   // the CommitReply to tell so is not awaited any more
 	callers []kv.CallID
-	touched bool
+	// unwanted: its engine cancelled it when it was ending already.
+	unwanted bool
+	touched  bool
 
 	beginMsg  msg.Begin
 	cancelMsg msg.Cancel
