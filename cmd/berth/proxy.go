@@ -47,6 +47,7 @@ operator. The prefillers' and decoders' ports are the engines' HTTP ports; the d
 	peerAllow := f.StringSlice("peer-allow", nil, "networks that may push words (default: loopback and the prefillers' hosts)")
 	policy := f.String("on-transfer-failure", string(proxy.Recompute), "recompute: the decode engine computes the prompt; error: the client gets one")
 	inFlight := f.Int("max-in-flight", 0, "requests at one time; more are refused with 503 (default 4096)")
+	showNodes := f.Bool("show-nodes", false, "tell clients in X-Berth-Prefill and X-Berth-Decode which engines their request went to")
 	level := f.String("log-level", "info", "debug, info, warn or error")
 	announce := f.Bool("announce", false, "print one JSON line with the addresses once everything is served")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -64,7 +65,7 @@ operator. The prefillers' and decoders' ports are the engines' HTTP ports; the d
 			Addr:       net.JoinHostPort(*host, strconv.Itoa(*port)),
 			NotifyAddr: net.JoinHostPort(*notifyHost, strconv.Itoa(*notifyPort)),
 			HTTPAddr:   *httpAddr, PeerAllow: *peerAllow, DialTimeout: 5 * time.Second,
-			Nodes: proxy.Config{Prefillers: pre, Decoders: dec, Policy: proxy.Policy(*policy), MaxInFlight: *inFlight},
+			Nodes: proxy.Config{Prefillers: pre, Decoders: dec, Policy: proxy.Policy(*policy), MaxInFlight: *inFlight, ShowNodes: *showNodes},
 		}, log)
 		if err != nil {
 			return err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -12,31 +13,29 @@ import (
 // outage is one thing that the demo broke, from when until it served again.
 type outage struct {
 	what       string
-	node       string // whose requests may fail; "" for those of all
+	engine     string // address of the engine whose requests may fail; "": those of the proxy
 	from, till time.Time
 }
 
 func (o outage) String() string {
-	return fmt.Sprintf("%s; back after %.1f s", o.what, o.till.Sub(o.from).Seconds())
+	if o.till.Equal(o.from) {
+		return o.what
+	}
+	return fmt.Sprintf("%s; back after %.2f s", o.what, o.till.Sub(o.from).Seconds())
 }
 
-// excused: the request was in flight at what was broken, or sent to it before
-// it was ready again, and said clearly that it failed.
+// excused: the request was in flight at what was broken, or was sent to it
+// before it was ready again, and was told so; a wrong answer never is.
 func (d *run) excused(r result) bool {
-	if strings.HasPrefix(r.fault, "token ids") || strings.HasPrefix(r.fault, "text") || strings.HasPrefix(r.fault, "finish_reason") {
-		return false // an answer, and a wrong one
+	if r.wrong {
+		return false
 	}
-	for _, o := range d.outages {
+	return slices.ContainsFunc(d.outages, func(o outage) bool {
 		if r.end.Before(o.from) || r.start.After(o.till) {
-			continue
+			return false
 		}
-		// A failure without the header came before a node was chosen or with the
-		// proxy's own end.
-		if o.node == "" || r.answer.prefill == "" || strings.Contains(r.answer.prefill+" "+r.answer.decode, o.node) {
-			return true
-		}
-	}
-	return false
+		return o.engine == "" || slices.Contains(r.answer.nodes, o.engine)
+	})
 }
 
 // chaos asks the prompts over and over while it kills and cuts.
@@ -50,79 +49,66 @@ func (d *run) chaos(ctx context.Context, prompts []prompt) {
 	})
 	f := d.fleet
 	p1, p2 := f.prefill()[0], f.prefill()[1]
-	steps := []struct {
-		what  string
-		node  *node
-		procs []*process
+	kills := []struct {
+		what   string
+		engine string
+		p      *process
 	}{
-		{"kill -9 of the agent of " + p1.name, p1, []*process{p1.agent}},
-		{"kill -9 of the engine of " + p2.name, p2, []*process{p2.engine}},
-		{"kill -9 of the engine of " + f.decode().name, f.decode(), []*process{f.decode().engine}},
-		{"kill -9 of the proxy", nil, []*process{f.proxy}},
+		{"kill -9 of the agent of " + p1.name, p1.relayAddr(), p1.agent},
+		{"kill -9 of the engine of " + p2.name, p2.relayAddr(), p2.engine},
+		{"kill -9 of the engine of " + f.decode().name, f.decode().relayAddr(), f.decode().engine},
+		{"kill -9 of the proxy", "", f.proxy},
 	}
-	for _, s := range steps {
+	for _, k := range kills {
 		if !d.pause(ctx) {
 			break
 		}
-		o := outage{what: s.what, from: time.Now()}
-		if s.node != nil && s.node != f.decode() {
-			o.node = s.node.relayAddr()
-		}
-		fmt.Fprintln(d.o.Out, "chaos:", s.what)
-		var err error
-		for _, p := range s.procs {
-			p.kill()
-			if err = f.restart(ctx, p); err != nil {
-				break
-			}
-		}
+		o := d.breakIt(k.what, k.engine)
+		k.p.kill()
+		err := f.restart(ctx, k.p)
 		if err == nil {
 			err = f.allReady(ctx)
 		}
-		if err != nil {
-			d.finish(result{prompt: -1, fault: "token ids: restart after " + s.what + ": " + err.Error()})
+		d.mended(o)
+		if err != nil && ctx.Err() == nil {
+			d.finish(result{prompt: -1, wrong: true, fault: "restart after " + k.what + ": " + err.Error()})
 			break
 		}
-		o.till = time.Now()
-		d.mu.Lock()
-		d.outages = append(d.outages, o)
-		d.mu.Unlock()
 	}
 	for _, n := range f.nodes {
 		if !d.pause(ctx) {
 			break
 		}
-		o := outage{what: "connections between the proxy and the engine of " + n.name + " cut", from: time.Now()}
-		if n != f.decode() {
-			o.node = n.relayAddr()
-		}
-		k := n.relay.cut()
-		o.what = fmt.Sprintf("%d %s", k, o.what)
-		fmt.Fprintln(d.o.Out, "chaos:", o.what)
-		o.till = time.Now()
-		d.mu.Lock()
-		d.outages = append(d.outages, o)
-		d.mu.Unlock()
+		o := d.breakIt("connections between the proxy and the engine of "+n.name+" cut", n.relayAddr())
+		n.relay.cut()
+		d.mended(o)
 	}
 	d.cutClients(ctx, prompts)
 	stop()
 	wg.Wait()
 }
 
-// pause lets the load run between two blows.
-func (d *run) pause(ctx context.Context) bool {
-	t := time.NewTimer(700 * time.Millisecond)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
+// breakIt notes an outage before it begins; mended notes its end.
+func (d *run) breakIt(what, engine string) (index int) {
+	fmt.Fprintln(d.o.Out, "chaos:", what)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.outages = append(d.outages, outage{what: what, engine: engine, from: time.Now()})
+	return len(d.outages) - 1
 }
+
+func (d *run) mended(index int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.outages[index].till = time.Now()
+}
+
+// pause lets the load run between two blows.
+func (d *run) pause(ctx context.Context) bool { return d.wait(ctx, 700*time.Millisecond) }
 
 // cutClients hangs up on streams as soon as their first token is there.
 func (d *run) cutClients(ctx context.Context, prompts []prompt) {
+	o := d.breakIt(fmt.Sprintf("%d clients hang up in mid-stream", clients), "none")
 	var wg sync.WaitGroup
 	for i, p := range prompts[len(prompts)/2:] {
 		if i >= clients {
@@ -146,9 +132,7 @@ func (d *run) cutClients(ctx context.Context, prompts []prompt) {
 		})
 	}
 	wg.Wait()
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.outages = append(d.outages, outage{what: fmt.Sprintf("%d clients hung up in mid-stream", clients), node: "-", from: time.Now(), till: time.Now()})
+	d.mended(o)
 }
 
 func (d *run) post(ctx context.Context, p prompt) (*http.Response, error) {

@@ -105,6 +105,7 @@ type result struct {
 	start, end time.Time
 	answer     answer
 	cut        bool   // the demo cut this client's connection on purpose
+	wrong      bool   // an answer, and another one than the undivided engine's
 	fault      string // "" when equal
 }
 
@@ -168,8 +169,24 @@ func (d *run) one(ctx context.Context, i int, p prompt) {
 		r.fault = "undivided engine: " + err.Error()
 	} else {
 		r.fault = r.answer.differs(want)
+		r.wrong = r.fault != ""
 	}
 	d.finish(r)
+	if err != nil { // what is down shall not be asked in a tight loop
+		d.wait(ctx, 20*time.Millisecond)
+	}
+}
+
+// wait returns after t, or with ctx.
+func (d *run) wait(ctx context.Context, t time.Duration) bool {
+	timer := time.NewTimer(t)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }
 
 func (d *run) finish(r result) {

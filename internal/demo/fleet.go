@@ -129,7 +129,7 @@ func startFleet(ctx context.Context, binary, dir, link string) (*fleet, error) {
 		"--prefiller-host", "127.0.0.1", "--prefiller-port", strings.Join(prefillers, ","), "--num-prefillers", strconv.Itoa(len(prefillers)),
 		"--decoder-host", "127.0.0.1", "--decoder-port", strconv.Itoa(f.decode().relay.port()), "--num-decoders", "1",
 		"--decoder-init-port", strconv.Itoa(initPort), "--decoder-alloc-port", strconv.Itoa(alloc),
-		"--proxy-host", "127.0.0.1", "--proxy-port", strconv.Itoa(notify), "--http-addr", "127.0.0.1:" + strconv.Itoa(proxyPort[1]), "--announce"}}
+		"--proxy-host", "127.0.0.1", "--proxy-port", strconv.Itoa(notify), "--http-addr", "127.0.0.1:" + strconv.Itoa(proxyPort[1]), "--show-nodes", "--announce"}}
 	if err := f.spawn.start(ctx, f.proxy, &f.proxyAt); err != nil {
 		return f, err
 	}

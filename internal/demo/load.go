@@ -51,8 +51,7 @@ type answer struct {
 	text       string
 	finish     string
 	firstToken time.Duration // of a streamed one
-	prefill    string        // node that the proxy chose, from its header
-	decode     string
+	nodes      []string      // engines that the proxy chose, from its headers
 }
 
 func (p prompt) path() string {
@@ -107,7 +106,7 @@ func ask(ctx context.Context, c *http.Client, addr, model string, p prompt) (a a
 		return a, err
 	}
 	defer resp.Body.Close()
-	a.prefill, a.decode = resp.Header.Get("X-Berth-Prefill"), resp.Header.Get("X-Berth-Decode")
+	a.nodes = append(resp.Header.Values("X-Berth-Prefill"), resp.Header.Values("X-Berth-Decode")...)
 	if resp.StatusCode != http.StatusOK {
 		b, _ := io.ReadAll(io.LimitReader(resp.Body, 4096))
 		return a, fmt.Errorf("HTTP %d: %s", resp.StatusCode, bytes.TrimSpace(b))

@@ -64,6 +64,7 @@ type Config struct {
 	MaxBody     int64          // bytes of a request (16 MiB)
 	MaxAnswer   int64          // bytes of an engine's answer that is not streamed (64 MiB)
 	MaxEvent    int            // bytes of one streamed event (1 MiB)
+	ShowNodes   bool           // tell clients the engines' addresses, in headers (no)
 	Incarnation kv.Incarnation // required: makes req_ids unique across proxies and restarts
 	Log         *slog.Logger   // none
 }

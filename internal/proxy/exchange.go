@@ -51,6 +51,10 @@ func (x *exchange) attempt(reqID string) { x.p.registry.attempt(x.entry, reqID) 
 // attrs are the attributes of a log line about this request.
 func (x *exchange) attrs(more ...any) []any { return append(x.p.registry.attrs(x.entry), more...) }
 
+// nodeHeader tells, with Config.ShowNodes, which engines a request went to, in
+// the order in which they were chosen.
+var nodeHeader = map[string]string{rolePrefill: "X-Berth-Prefill", roleDecode: "X-Berth-Decode"}
+
 // take picks an engine for the request; the caller gives it back.
 func (x *exchange) take(ns *nodes, leastLoaded bool) (*node, *failure) {
 	n := ns.take(leastLoaded)
@@ -59,6 +63,9 @@ func (x *exchange) take(ns *nodes, leastLoaded bool) (*node, *failure) {
 		return nil, &failure{outcome: Refused, retry: "5", api: unavailable("no %s engine takes requests: all %d are drained", role, len(ns.all))}
 	}
 	x.p.registry.node(x.entry, n)
+	if x.p.cfg.ShowNodes && !x.reply.started {
+		x.reply.w.Header().Add(nodeHeader[n.role], n.name)
+	}
 	return n, nil
 }
 
