@@ -10,14 +10,16 @@ import (
 func BenchmarkWrite(b *testing.B) { linktest.Bench(b, "shm", harness, "memcpy", memcpy) }
 
 // memcpy copies with as many threads as the link.
-func memcpy(b *testing.B, dst, src [][]byte, n int) {
-	var wg sync.WaitGroup
-	for c := range harnessCopiers {
-		wg.Go(func() {
-			for i := c; i < n; i += harnessCopiers {
-				copy(dst[i%len(dst)], src[i%len(src)])
-			}
-		})
+func memcpy(_ *testing.B, dst, src [][]byte) func(n int) {
+	return func(n int) {
+		var wg sync.WaitGroup
+		for c := range harnessCopiers {
+			wg.Go(func() {
+				for i := c; i < n; i += harnessCopiers {
+					copy(dst[i%len(dst)], src[i%len(src)])
+				}
+			})
+		}
+		wg.Wait()
 	}
-	wg.Wait()
 }
