@@ -224,14 +224,16 @@ func (d *run) seeds(ctx context.Context) error {
 	return d.fleet.admit(ctx, other, true)
 }
 
-// progress prints a line every second until the run is closed.
+const progressEvery = 500 * time.Millisecond
+
+// progress prints a line while something moves, until the run is closed.
 func (d *run) progress(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		tick := time.NewTicker(time.Second)
+		tick := time.NewTicker(progressEvery)
 		defer tick.Stop()
-		var before int64
+		var before, shown int64
 		for {
 			select {
 			case <-tick.C:
@@ -239,12 +241,14 @@ func (d *run) progress(ctx context.Context) {
 				return
 			}
 			s, err := d.fleet.status(ctx, d.fleet.decode())
-			if err != nil || s.Pool == nil {
+			done := d.done.Load()
+			if err != nil || s.Pool == nil || done == shown && s.Totals.Bytes == before {
 				continue
 			}
+			shown = done
 			fmt.Fprintf(d.o.Out, "%5.1f s  %d of %d answered, %d equal; waiting %d; slots: %d free %d granted %d committed %d claimed %d quarantined; %.2f MB/s\n",
 				time.Since(d.start).Seconds(), d.done.Load(), d.asked.Load(), d.equal.Load(), s.Waiting,
-				s.Pool.Free, s.Pool.Granted+s.Pool.Reserved, s.Pool.Committed, s.Pool.Claimed, s.Pool.Quarantined, float64(s.Totals.Bytes-before)/1e6)
+				s.Pool.Free, s.Pool.Granted+s.Pool.Reserved, s.Pool.Committed, s.Pool.Claimed, s.Pool.Quarantined, float64(s.Totals.Bytes-before)/1e6/progressEvery.Seconds())
 			before = s.Totals.Bytes
 		}
 	})
