@@ -17,7 +17,8 @@ const (
 // Event happens to the agent's local side.
 type Event interface{ event() }
 
-// Hello: a connection introduces itself.
+// Hello: a connection introduces itself. Of a tool only Version and Part count,
+// and EngineID must be empty.
 type Hello struct {
 	Conn      kv.ConnID
 	Call      kv.CallID
@@ -26,39 +27,42 @@ type Hello struct {
 	Part      Part
 	Rank      int64
 	Facts     kv.Facts
-	Shape     []int64
-	TokensKey string
-	Process   int // pid; 0: unknown PID namespace, counts as alive
+	Shape     []int64 // of a full chunk
+	TokensKey string  // key of the fixed token list; "" if the engine does not say
+	Process   int     // pid; 0: unknown PID namespace, counts as alive
 }
 
-// ConnLost: the connection is gone.
+// ConnLost: the connection is gone. One that is not known is no error.
 type ConnLost struct{ Conn kv.ConnID }
 
-// ProcessGone: that process has exited.
+// ProcessGone: that process has exited. One that is not known is no error.
 type ProcessGone struct{ Process int }
 
-// Tick: time has passed.
+// Tick: time has passed; the shell sends it at the time asked for by Wake.
 type Tick struct{}
 
 // Action is for the shell to carry out, in order.
 type Action interface{ action() }
 
-// Accept answers a Hello; WithPools says whether the memfds go along.
+// Accept answers a Hello; WithPools says whether the memfds go along (to every
+// engine, to no tool).
 type Accept struct {
 	Conn      kv.ConnID
 	Call      kv.CallID
 	WithPools bool
 }
 
-// Refuse answers a Hello with an error and closes the connection.
+// Refuse answers a Hello with an error and closes the connection, unless Keep: it
+// was a second hello, which does no harm to what was accepted.
 type Refuse struct {
 	Conn kv.ConnID
 	Call kv.CallID
 	Err  *fault.Error
+	Keep bool
 }
 
 // Lost goes on to both cores: what Conn staged or claimed is quarantined. Last
-// says that no connection of that engine is left.
+// says that no connection of that engine is left. Exactly one Fenced follows.
 type Lost struct {
 	Conn     kv.ConnID
 	EngineID string
