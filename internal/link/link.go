@@ -148,7 +148,8 @@ type Write struct {
 type SenderEvents struct {
 	// Sent: the link has taken the chunk's bytes: into the kernel (Stream) or
 	// to the peer's memory (OneSided). Progress for deadlines. The staging slot
-	// is not free yet.
+	// is not free yet. One that is on its way while its write is settled or
+	// aborted may still come.
 	Sent func([]WriteID)
 	// Lost: these writes, Sent or not, will not arrive, and the link's hand is
 	// off their staging slots. The caller may write them again.

@@ -1,8 +1,10 @@
 package lobby
 
 import (
+	"errors"
 	"io"
 	"net"
+	"os"
 	"testing"
 	"time"
 
@@ -62,8 +64,7 @@ func served(nc net.Conn) bool {
 
 func ended(nc net.Conn) bool {
 	_, err := nc.Read(make([]byte, 1))
-	ne, ok := err.(net.Error)
-	return err != nil && !(ok && ne.Timeout())
+	return err != nil && !errors.Is(err, os.ErrDeadlineExceeded)
 }
 
 // Half-open connections by the thousand: who speaks is served, the oldest of

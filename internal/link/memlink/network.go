@@ -272,5 +272,6 @@ func (t *transfer) leave(full bool) {
 		r.ev.Landed([]link.Landing{r.landing(t)})
 	case gate.Fenced:
 		r.ev.Fenced(t.gen, []kv.SlotID{t.dst})
+	case gate.Empty:
 	}
 }

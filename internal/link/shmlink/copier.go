@@ -40,6 +40,7 @@ func (r *Receiver) Pull(id kv.Incarnation, gen kv.Generation, items []link.PullI
 		case gate.Landed, gate.Busy:
 			r.ev.Failed(it.Slot, gen, fmt.Sprintf("slot %d has been filled already under generation %d", it.Slot, gen))
 			continue
+		case gate.Entered:
 		}
 		r.mu.Lock()
 		if _, ok := r.pending[it.Slot]; !ok {

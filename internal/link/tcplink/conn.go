@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"sync"
 
 	"github.com/berthkv/berth/internal/link"
@@ -112,18 +113,21 @@ func (c *conn) Write(ws []link.Write) {
 // Abort implements link.Conn.
 func (c *conn) Abort(ids []link.WriteID) {
 	var lost []link.WriteID
+	waiting := false // one of them is in the queue
 	c.mu.Lock()
 	for _, id := range ids {
-		w := c.writes[id]
-		if w == nil {
-			continue
-		}
-		if w.state == writing {
+		switch w := c.writes[id]; {
+		case w == nil:
+		case w.state == writing:
 			w.aborted = true
-			continue
+		default:
+			delete(c.writes, id)
+			waiting = waiting || w.state == queued
+			lost = append(lost, id)
 		}
-		c.removeLocked(w)
-		lost = append(lost, id)
+	}
+	if waiting {
+		c.sweepLocked()
 	}
 	c.mu.Unlock()
 	if len(lost) > 0 {
@@ -136,37 +140,30 @@ func (c *conn) Abort(ids []link.WriteID) {
 func (c *conn) Settle(ids []link.WriteID) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	waiting := false // one of them is in the queue
 	for _, id := range ids {
 		w := c.writes[id]
 		if w == nil {
 			continue
 		}
-		if w.state == writing {
-			w.settled = true
-			for w.state == writing && c.writes[id] == w {
-				w.by.interruptLocked()
-				c.letGo.Wait()
-			}
+		waiting = waiting || w.state == queued
+		w.settled = true
+		for w.state == writing && c.writes[id] == w {
+			w.by.interruptLocked()
+			c.letGo.Wait()
 		}
-		c.removeLocked(w)
+		if c.writes[id] == w { // not lost meanwhile
+			delete(c.writes, id)
+		}
+	}
+	if waiting {
+		c.sweepLocked()
 	}
 }
 
-// removeLocked forgets a write that no writer has in hand.
-func (c *conn) removeLocked(w *write) {
-	if c.writes[w.ID] != w {
-		return
-	}
-	delete(c.writes, w.ID)
-	if w.state != queued {
-		return
-	}
-	for i, q := range c.queue {
-		if q == w {
-			c.queue = append(c.queue[:i], c.queue[i+1:]...)
-			return
-		}
-	}
+// sweepLocked takes out of the queue what is no longer in writes.
+func (c *conn) sweepLocked() {
+	c.queue = slices.DeleteFunc(c.queue, func(w *write) bool { return c.writes[w.ID] != w })
 }
 
 // takeLocked forgets the writes that match and returns their ids.

@@ -169,7 +169,7 @@ func (l *line) write(w *write) error {
 		c.letGo.Broadcast()
 	}
 	if err == nil && aborted && !settled {
-		c.removeLocked(w)
+		delete(c.writes, w.ID)
 	}
 	c.mu.Unlock()
 

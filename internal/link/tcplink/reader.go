@@ -107,6 +107,7 @@ func (c *reader) fill(f frame) error {
 		c.r.ev.Landed([]link.Landing{l})
 	case gate.Fenced:
 		c.r.ev.Fenced(f.gen, []kv.SlotID{f.slot})
+	case gate.Empty: // another reader wants it, or this connection broke
 	}
 	// Out of the slot: no interrupt comes any more.
 	if c.interrupted.Swap(false) {

@@ -4,6 +4,7 @@ import (
 	"crypto/subtle"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"net/netip"
 	"sync"
@@ -73,6 +74,9 @@ func NewReceiver(cfg ReceiverConfig, ev link.ReceiverEvents) (*Receiver, error) 
 	}
 	if cfg.LostGrace == 0 {
 		cfg.LostGrace = DefaultLostGrace
+	}
+	if cfg.Pool.SlotBytes > math.MaxUint32 {
+		return nil, fmt.Errorf("tcp link: a slot of %d bytes; a frame carries %d at most", cfg.Pool.SlotBytes, uint32(math.MaxUint32))
 	}
 	l, err := net.Listen("tcp", cfg.Listen)
 	if err != nil {

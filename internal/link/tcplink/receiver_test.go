@@ -2,10 +2,12 @@ package tcplink
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/netip"
+	"os"
 	"runtime"
 	"strings"
 	"testing"
@@ -138,8 +140,7 @@ func (c raw) put(f frame, data []byte) {
 // closed reports whether the receiver closes the connection.
 func (c raw) closed() bool {
 	_, err := c.Read(make([]byte, 1))
-	ne, ok := err.(net.Error)
-	return err != nil && !(ok && ne.Timeout())
+	return err != nil && !errors.Is(err, os.ErrDeadlineExceeded)
 }
 
 func filled(b byte, n int) []byte { return bytes.Repeat([]byte{b}, n) }
@@ -362,6 +363,19 @@ func TestListen(t *testing.T) {
 		}
 		if c.err == "" && err != nil || c.err != "" && (err == nil || !strings.Contains(err.Error(), c.err)) {
 			t.Errorf("listen on %q: error %v, want %q", c.listen, err, c.err)
+		}
+	}
+}
+
+// At the limit of what a frame can carry, and one byte past it.
+func TestLargestSlot(t *testing.T) {
+	for size, ok := range map[int64]bool{1<<32 - 1: true, 1 << 32: false} {
+		r, err := NewReceiver(ReceiverConfig{Listen: "127.0.0.1:0", Pool: link.Pool{SlotBytes: size}}, link.ReceiverEvents{})
+		if err == nil {
+			r.Close()
+		}
+		if (err == nil) != ok {
+			t.Errorf("slots of %d bytes: %v", size, err)
 		}
 	}
 }
