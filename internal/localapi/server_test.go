@@ -273,8 +273,11 @@ func TestGarbage(t *testing.T) {
 func TestLargestFrame(t *testing.T) {
 	s, h := start(t, nil)
 	c, _ := connect(t, s, h)
-	head := len(pairs{"id", 1, "op", "status", "pad", make([]byte, 1<<16)}.bytes()) - 1<<16
-	c.frame(pairs{"id", 1, "op", "status", "pad", make([]byte, MaxFrame-head)}.bytes())
+	padded := func(n int) []byte {
+		head := len(pairs{"id", 1, "op", "status", "pad", make([]byte, 1<<16)}.bytes()) - 1<<16
+		return pairs{"id", 1, "op", "status", "pad", make([]byte, n-head)}.bytes()
+	}
+	c.frame(padded(MaxFrame))
 	call := h.next(t, "request").call
 	s.Answer(call, &StatusAnswer{Status: strings.Repeat("x", MaxFrame)}) // too large with the rest
 	if r, _ := c.receive(); r.ID != 1 || r.Err == nil || r.Err.Code != fault.TooLarge {
@@ -287,6 +290,9 @@ func TestLargestFrame(t *testing.T) {
 	if a, err := DecodeAnswer(b, &Status{}); r.ID != 2 || err != nil || a.(*StatusAnswer).Status != big {
 		t.Errorf("%+v, %v", r, err)
 	}
+	// One byte more is no request: the connection is closed before it is read.
+	c.Write(append([]byte("\x01\x00\x00\x01"), padded(MaxFrame+1)...))
+	h.next(t, "disconnected")
 }
 
 func TestCallsLimit(t *testing.T) {

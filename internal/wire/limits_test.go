@@ -341,6 +341,7 @@ func TestBoundedAllocation(t *testing.T) {
 		"keys":    head(pairs{"type", "AllocRequest"}, "\xa4keys\xdd\x00\x00\x40\x00"),
 		"ints":    head(pairs{"type", "AllocResponse"}, "\xaeremote_indexes\xdd\x00\x00\x40\x00"),
 		"chunks":  head(pairs{"type", "Commit", "seq", 1}, "\xa6chunks\xdd\x00\x00\x40\x00"),
+		"no maps": head(pairs{"type", "Commit", "seq", 1}, "\xa6chunks\xdd\x00\x00\x40\x00"+strings.Repeat("\x00", 1<<14)),
 		"slots":   head(pairs{"type", "Granted", "re", 1}, "\xa5slots\xc6\x00\x40\x00\x00"),
 		"str":     head(pairs{"type", "Watch", "seq", 1}, "\xa6req_id\xdb\xff\xff\xff\xff"),
 		"unknown": head(pairs{"type", "Watch", "seq", 1}, "\xa1x\xdf\xff\xff\xff\xff"),
