@@ -114,6 +114,11 @@ func (a *Agent) start(ctx context.Context) error {
 	if err := arena.CheckDescriptors("agent", descriptors); err != nil {
 		return err
 	}
+	if cfg.Role == "both" { // each pool is checked alone when it is mapped, and is only touched later
+		if err := arena.CheckMemory("both pools", 2*int64(cfg.Capacity)*cfg.SlotBytes, false); err != nil {
+			return named(err, "pd_buffer_size")
+		}
+	}
 	var inc kv.Incarnation
 	var secret kv.Secret
 	rand.Read(inc[:])
