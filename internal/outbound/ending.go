@@ -140,7 +140,8 @@ func (c *Core) notifyReady(r *request) {
 	if c.cfg.SkipNotify || (r.berthProxy && !r.legacy.on) {
 		return
 	}
-	c.emit(Notify{Msg: &msg.ProxyNotif{ReqID: r.id}})
+	r.notif.ReqID = r.id
+	c.emit(Notify{Msg: &r.notif})
 }
 
 // endAlone ends a request of which no receiver can know, and says so to a

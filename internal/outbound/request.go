@@ -95,6 +95,7 @@ type request struct {
 	beginMsg  msg.Begin
 	cancelMsg msg.Cancel
 	drained   msg.Drained
+	notif     msg.ProxyNotif
 
 	legacy     legacyRequest
 	prev, next *request // in peer.reqs

@@ -301,7 +301,9 @@ func (c *Core) notice(now kv.Instant, p *peer, n session.Notice[call]) {
 		c.endSession(now, p, n.Text)
 		c.metLegacy(now, p)
 	}
-	c.findLease()
+	if n.Kind != session.Reply && n.Kind != session.Asked {
+		c.findLease()
+	}
 	c.touchPeer(p)
 }
 

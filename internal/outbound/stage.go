@@ -80,6 +80,10 @@ func (c *Core) handOut(engine kv.ConnID, r *request, n int) []kv.SlotID {
 
 // wakeStages serves the stages that wait, the longest waiter that may go first.
 func (c *Core) wakeStages() {
+	if !c.pool.given {
+		return
+	}
+	c.pool.given = false
 	for i := 0; i < len(c.waits) && len(c.pool.free) > 0; {
 		w := c.waits[i]
 		if !c.mayTake(w.req.peer, w.n) {

@@ -38,6 +38,7 @@ type pool struct {
 	slots []stagingSlot
 	free  []kv.SlotID // a stack: what was used last is handed out first
 	n     [slotStates]int
+	given bool // a share has shrunk: a stage that waits may go
 }
 
 func newPool(capacity int) pool {
@@ -75,6 +76,7 @@ func (p *pool) submitted(id kv.SlotID) kv.Generation {
 func (p *pool) quarantine(id kv.SlotID) {
 	s := p.must(id, slotStaged)
 	s.peer.held--
+	p.given = true
 	p.n[slotStaged]--
 	p.n[slotQuarantined]++
 	s.state, s.req, s.peer = slotQuarantined, "", nil
@@ -86,6 +88,7 @@ func (p *pool) put(id kv.SlotID, from slotState) {
 	if s.peer != nil {
 		s.peer.held--
 	}
+	p.given = true
 	p.n[from]--
 	p.n[slotFree]++
 	*s = stagingSlot{gen: s.gen}
