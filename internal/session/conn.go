@@ -2,6 +2,7 @@ package session
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/berthkv/berth/internal/fault"
 	"github.com/berthkv/berth/internal/kv"
@@ -198,7 +199,7 @@ func (s *Session[T]) heard(now kv.Instant, m msg.Message) Notice[T] {
 	}
 	seq := re(m)
 	if e, ok := m.(*msg.Error); ok && e.Code == fault.HelloRequired {
-		return s.lose(now, "the receiver requires a new hello: "+e.Text)
+		return s.lose(now, strings.TrimSuffix("the receiver requires a new hello: "+e.Text, ": "))
 	}
 	switch {
 	case seq == 0 || seq > s.calls.seq:

@@ -100,7 +100,7 @@ func (c *Core) Encode(now kv.Instant, b []byte) []byte {
 		})
 	}
 	for _, w := range c.sortedWatches() {
-		ints(uint64(w.call), w.n, flag(w.accepted), flag(w.told), flag(w.asked))
+		ints(uint64(w.call), w.n, flag(w.accepted), flag(w.told), flag(w.bad), flag(w.asked))
 		b = session.AppendString(b, w.reqID)
 		times(w.deadline)
 		for _, r := range w.ranks {

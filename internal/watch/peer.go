@@ -112,12 +112,12 @@ func (c *Core) pump(now kv.Instant, p *peer) {
 
 // proved: what was sent before that heartbeat has arrived.
 func (c *Core) proved(now kv.Instant, p *peer, seq uint64) {
-	if seq != p.proof {
+	if p.proof == 0 || seq < p.proof {
 		return
 	}
 	p.proof = 0
 	for _, r := range p.ranks {
-		if r.state == rankAsked && r.proof == seq {
+		if r.state == rankAsked && r.proof != 0 {
 			r.state = rankWatching
 			c.advance(now, r.w)
 		}

@@ -18,6 +18,7 @@ type watched struct {
 	ranks    []*rank
 	accepted bool // said
 	told     bool // the result was said
+	bad      bool // and was bad: the name was cancelled at its receivers
 	words    []kv.ConnID
 	asked    bool // Ready was sent
 }
@@ -160,8 +161,8 @@ func (c *Core) result(now kv.Instant, w *watched, res Result) {
 	w.told = true
 	res.Call = w.call
 	c.emit(res)
-	if res.Ending != msg.EndReady {
-		c.cancelRanks(now, w, fault.Cancelled, fmt.Sprintf("rank %d ended: %s %s", res.Rank, res.Reason, res.Text))
+	if w.bad = res.Ending != msg.EndReady; w.bad {
+		c.cancelRanks(w, fault.Cancelled, fmt.Sprintf("rank %d ended: %s %s", res.Rank, res.Reason, res.Text))
 	}
 }
 
@@ -202,13 +203,15 @@ func (c *Core) cancel(now kv.Instant, ev Cancel) {
 	if ev.Reason == "" {
 		ev.Reason = fault.Cancelled
 	}
-	c.cancelRanks(now, w, ev.Reason, ev.Text)
+	if !w.bad {
+		c.cancelRanks(w, ev.Reason, ev.Text)
+	}
 	c.forget(now, w)
 }
 
 // cancelRanks tells every receiver that may know the name. A deadline is told
 // as a cancel: for a deadline's sake alone a receiver would keep what is ready.
-func (c *Core) cancelRanks(now kv.Instant, w *watched, code fault.Code, text string) {
+func (c *Core) cancelRanks(w *watched, code fault.Code, text string) {
 	if code == fault.Deadline {
 		code, text = fault.Cancelled, "deadline: "+text
 	}
