@@ -45,6 +45,7 @@ func (e *Error) within(name string) {
 // after it is zero, so that callers check Err once.
 type Reader struct {
 	b   []byte
+	off int // of what is to be read: moving it, unlike b, stores no pointer
 	err *Error
 }
 
@@ -60,20 +61,23 @@ func (r *Reader) Err() error {
 }
 
 // Rest returns what has not been read.
-func (r *Reader) Rest() []byte { return r.b }
+func (r *Reader) Rest() []byte { return r.b[r.off:] }
+
+// left goes on at rest, an end of the buffer.
+func (r *Reader) left(rest []byte) { r.off = len(r.b) - len(rest) }
 
 // Fail records an error, if it is the first.
 func (r *Reader) Fail(format string, args ...any) {
 	if r.err == nil {
 		r.err = &Error{Text: fmt.Sprintf(format, args...)}
-		r.b = nil
+		r.off = len(r.b)
 	}
 }
 
 // End records an error if bytes are left.
 func (r *Reader) End() {
-	if len(r.b) > 0 {
-		r.Fail("%d bytes after the message", len(r.b))
+	if n := len(r.Rest()); n > 0 {
+		r.Fail("%d bytes after the message", n)
 	}
 }
 
@@ -82,11 +86,11 @@ func (r *Reader) want(what string) {
 	if r.err != nil {
 		return
 	}
-	if len(r.b) == 0 {
+	if len(r.Rest()) == 0 {
 		r.Fail("truncated")
 		return
 	}
-	if got := typeName(r.b); got != what {
+	if got := typeName(r.Rest()); got != what {
 		r.Fail("want %s, got %s", what, got)
 		return
 	}
@@ -121,7 +125,7 @@ func typeName(b []byte) string {
 // Map reads the header of a map and returns its number of entries, which the
 // remaining bytes can hold.
 func (r *Reader) Map() int {
-	n, rest, err := msgp.ReadMapHeaderBytes(r.b)
+	n, rest, err := msgp.ReadMapHeaderBytes(r.Rest())
 	if err != nil {
 		r.want("map")
 		return 0
@@ -130,13 +134,13 @@ func (r *Reader) Map() int {
 		r.Fail("truncated")
 		return 0
 	}
-	r.b = rest
+	r.left(rest)
 	return int(n)
 }
 
 // Array reads the header of an array of at most max elements.
 func (r *Reader) Array(max int) int {
-	n, rest, err := msgp.ReadArrayHeaderBytes(r.b)
+	n, rest, err := msgp.ReadArrayHeaderBytes(r.Rest())
 	if err != nil {
 		r.want("array")
 		return 0
@@ -149,18 +153,18 @@ func (r *Reader) Array(max int) int {
 		r.Fail("%d elements, at most %d", n, max)
 		return 0
 	}
-	r.b = rest
+	r.left(rest)
 	return int(n)
 }
 
 // Key reads the key of a map's entry; it aliases the buffer.
 func (r *Reader) Key() []byte {
-	v, rest, err := str(r.b)
+	v, rest, err := str(r.Rest())
 	if err != nil {
 		r.want("str")
 		return nil
 	}
-	r.b = rest
+	r.left(rest)
 	return v
 }
 
@@ -198,7 +202,7 @@ func (r *Reader) Str(max int) string { return string(r.StrZC(max)) }
 // Strs reads an array of at most n strings of at most max bytes each.
 func (r *Reader) Strs(n, max int) []string {
 	n = r.Array(n)
-	start := r.b
+	start := r.off
 	for i := range n {
 		if r.StrZC(max); r.err != nil {
 			r.err.within(fmt.Sprintf("[%d]", i))
@@ -209,7 +213,7 @@ func (r *Reader) Strs(n, max int) []string {
 		return nil
 	}
 	// One copy for all, cut into pieces: the strings live and die together.
-	all := start[:len(start)-len(r.b)]
+	all := r.b[start:r.off]
 	text := string(all)
 	out := make([]string, n)
 	for i := range out {
@@ -223,8 +227,8 @@ func (r *Reader) Strs(n, max int) []string {
 
 // Bin reads a bin of at most max bytes; it aliases the buffer.
 func (r *Reader) Bin(max int) []byte {
-	v, rest, err := msgp.ReadBytesZC(r.b)
-	if err != nil || msgp.NextType(r.b) != msgp.BinType {
+	v, rest, err := msgp.ReadBytesZC(r.Rest())
+	if err != nil || msgp.NextType(r.Rest()) != msgp.BinType {
 		r.want("bin")
 		return nil
 	}
@@ -232,39 +236,43 @@ func (r *Reader) Bin(max int) []byte {
 		r.Fail("%d bytes, at most %d", len(v), max)
 		return nil
 	}
-	r.b = rest
+	r.left(rest)
 	return v
 }
 
 // Int reads an integer; above 2^63-1 it saturates.
 func (r *Reader) Int() int64 {
-	if len(r.b) >= 9 && r.b[0] == 0xcf {
-		u := binary.BigEndian.Uint64(r.b[1:])
-		r.b = r.b[9:]
-		return int64(min(u, math.MaxInt64))
+	b := r.Rest()
+	if len(b) > 0 && b[0] <= 0x7f { // most are small
+		r.off++
+		return int64(b[0])
 	}
-	v, rest, err := msgp.ReadInt64Bytes(r.b)
+	if len(b) >= 9 && b[0] == 0xcf {
+		r.off += 9
+		return int64(min(binary.BigEndian.Uint64(b[1:]), math.MaxInt64))
+	}
+	v, rest, err := msgp.ReadInt64Bytes(b)
 	if err != nil {
 		r.want("int")
 		return 0
 	}
-	r.b = rest
+	r.left(rest)
 	return v
 }
 
 // Uint reads an integer from 0 to max.
 func (r *Reader) Uint(max uint64) uint64 {
-	if t := msgp.NextType(r.b); t != msgp.IntType && t != msgp.UintType {
+	if t := msgp.NextType(r.Rest()); t != msgp.IntType && t != msgp.UintType {
 		r.want("int")
 		return 0
 	}
-	if len(r.b) >= 9 && r.b[0] == 0xcf {
-		u := binary.BigEndian.Uint64(r.b[1:])
+	if b := r.Rest(); len(b) >= 9 && b[0] == 0xcf {
+		u := binary.BigEndian.Uint64(b[1:])
 		if u > max {
 			r.Fail("%d, at most %d", u, max)
 			return 0
 		}
-		r.b = r.b[9:]
+		r.off += 9
 		return u
 	}
 	v := r.Int()
@@ -297,21 +305,21 @@ func (r *Reader) Ints(n int) []int64 {
 
 // Bool reads a boolean.
 func (r *Reader) Bool() bool {
-	v, rest, err := msgp.ReadBoolBytes(r.b)
+	v, rest, err := msgp.ReadBoolBytes(r.Rest())
 	if err != nil {
 		r.want("bool")
 		return false
 	}
-	r.b = rest
+	r.left(rest)
 	return v
 }
 
 // Nil reads a nil if the next value is one and reports whether it was.
 func (r *Reader) Nil() bool {
-	if !msgp.IsNil(r.b) {
+	if !msgp.IsNil(r.Rest()) {
 		return false
 	}
-	r.b = r.b[1:]
+	r.off++
 	return true
 }
 
@@ -319,20 +327,21 @@ func (r *Reader) Nil() bool {
 // values still to come instead of remembering where it is.
 func (r *Reader) Skip() {
 	for left := uint64(1); left > 0; left-- {
-		if uint64(len(r.b)) < left { // each value has a byte at least
+		b := r.Rest()
+		if uint64(len(b)) < left { // each value has a byte at least
 			r.Fail("truncated")
 			return
 		}
-		size, inner := extent(r.b)
+		size, inner := extent(b)
 		if size == 0 {
-			r.Fail("an invalid byte 0x%02x", r.b[0])
+			r.Fail("an invalid byte 0x%02x", b[0])
 			return
 		}
-		if uint64(len(r.b)) < size {
+		if uint64(len(b)) < size {
 			r.Fail("truncated")
 			return
 		}
-		r.b = r.b[size:]
+		r.off += int(size)
 		left += inner
 	}
 }

@@ -377,7 +377,7 @@ func Maps[T, E any](name string, n int, inner *Table[E], at func(*T) *[]E) Field
 				return
 			}
 			// What the bytes can hold: each has its header and its required keys.
-			out := make([]E, 0, min(n, len(r.b)/inner.least()))
+			out := make([]E, 0, min(n, len(r.Rest())/inner.least()))
 			for i := range n {
 				var e E
 				inner.Get(r, &e, "", "")

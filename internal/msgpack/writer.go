@@ -45,7 +45,21 @@ func (w *Writer) Array(n, max int) {
 }
 
 // Key writes the key of a map's entry.
-func (w *Writer) Key(name string) { w.b = msgp.AppendString(w.b, name) }
+func (w *Writer) Key(name string) { w.str(name) }
+
+// str writes the two short forms itself, in place: most are short.
+func (w *Writer) str(s string) {
+	switch n := len(s); {
+	case n < 32:
+		w.b = append(w.b, 0xa0|byte(n))
+	case n < 256:
+		w.b = append(w.b, 0xd9, byte(n))
+	default:
+		w.b = msgp.AppendString(w.b, s)
+		return
+	}
+	w.b = append(w.b, s...)
+}
 
 // Raw writes values that are encoded already.
 func (w *Writer) Raw(b []byte) { w.b = append(w.b, b...) }
@@ -58,13 +72,13 @@ func (w *Writer) Str(s string, max int) {
 	case !utf8.ValidString(s):
 		w.Fail("invalid UTF-8")
 	default:
-		w.b = msgp.AppendString(w.b, s)
+		w.str(s)
 	}
 }
 
 // Text writes a string for people: cut at a character to max bytes, invalid
 // bytes replaced.
-func (w *Writer) Text(s string, max int) { w.b = msgp.AppendString(w.b, Cut(s, max)) }
+func (w *Writer) Text(s string, max int) { w.str(Cut(s, max)) }
 
 // Bin writes a bin of at most max bytes.
 func (w *Writer) Bin(v []byte, max int) {
