@@ -124,10 +124,13 @@ func (p *process) signal(sig syscall.Signal) {
 	}
 }
 
-// kill is kill -9, and waits for the end.
+// kill is kill -9, and waits for the end, though not for a process that the
+// kernel does not let go.
 func (p *process) kill() {
 	p.signal(syscall.SIGKILL)
-	p.wait(context.Background())
+	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
+	defer cancel()
+	p.wait(ctx)
 }
 
 // wait returns when the process has exited or ctx ends.

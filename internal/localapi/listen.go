@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -50,7 +51,7 @@ func bind(path string) (*net.UnixListener, error) {
 			return nil, errors.New("exists and is no socket")
 		}
 		// Whoever listens there has no lock file: not one of ours.
-		if c, err := net.Dial("unix", path); err == nil {
+		if c, err := net.DialTimeout("unix", path, time.Second); err == nil {
 			c.Close()
 			return nil, errors.New("in use by a running process")
 		}

@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -98,7 +99,7 @@ func listen(path string) (net.Listener, error) {
 	}
 	l, err := net.Listen("unix", path)
 	if errors.Is(err, unix.EADDRINUSE) && !strings.HasPrefix(path, "@") {
-		if nc, e := net.Dial("unix", path); e == nil {
+		if nc, e := net.DialTimeout("unix", path, time.Second); e == nil {
 			nc.Close()
 		} else if st, _ := os.Lstat(path); errors.Is(e, unix.ECONNREFUSED) && st != nil && st.Mode().Type() == os.ModeSocket && os.Remove(path) == nil {
 			l, err = net.Listen("unix", path)

@@ -1,0 +1,3 @@
+module example.org/broken
+
+go 1.26

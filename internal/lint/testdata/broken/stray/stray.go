@@ -1,0 +1,6 @@
+// Package stray is in no layer.
+package stray
+
+import (
+	_ "time"
+)

@@ -1,0 +1,1 @@
+package ignored // not of the module: TODO
