@@ -84,7 +84,7 @@ func (l *Ledger) checkLine(ln int32) (n int, err error) {
 func (l *Ledger) checkFronts(n int) error {
 	for ln := l.fronts.seq.head; ln != 0; ln = l.fronts.next(ln) {
 		n--
-		w, v := l.fronts.nodes[ln].weight, l.fronts.suffix(ln)
+		w, v := l.fronts.nodes[ln].weight, l.fronts.suffix(l.fronts.seq, ln)
 		if l.lines[ln].front == 0 {
 			return fmt.Errorf("4: sender %d is in fronts and has none", l.lines[ln].sender)
 		}

@@ -190,6 +190,9 @@ func (f *forest) remove(q *sequence, i int32) {
 // first returns the first node with a need of at most limit.
 func (f *forest) first(q sequence, limit int64) int32 {
 	ns := f.nodes
+	if int64(ns[q.head].lo) <= limit {
+		return q.head // most often
+	}
 	for i := q.root; i != 0; {
 		switch n := &ns[i]; {
 		case int64(n.before.min) <= limit:
@@ -241,8 +244,11 @@ func (f *forest) firstBelow(q sequence, v int64) (found int32, sum int64) {
 	return found, sum
 }
 
-// suffix returns the sum of the weights of node i and all after it.
-func (f *forest) suffix(i int32) int64 {
+// suffix returns the sum of the weights of node i of q and all after it.
+func (f *forest) suffix(q sequence, i int32) int64 {
+	if i == q.head {
+		return f.all(q.root).sum
+	}
 	ns := f.nodes
 	s := ns[i].weight + ns[i].after.sum
 	for p := ns[i].up; p != 0; i, p = p, ns[p].up {

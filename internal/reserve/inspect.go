@@ -58,7 +58,7 @@ func (l *Ledger) Overtaken(id uint64) int64 {
 func (l *Ledger) overtaken(i int32) int64 {
 	ln := l.infos[i].line
 	front := l.lines[ln].front
-	n := l.reqs.suffix(i)
+	n := l.reqs.suffix(l.lines[ln].queue, i)
 	if front != 0 && l.infos[i].arrival <= l.infos[front].arrival {
 		n += l.pending(ln)
 	}

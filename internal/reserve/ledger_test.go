@@ -235,7 +235,7 @@ func compareForest(f *forest, q sequence, list []int32, limit, v int64) error {
 	}
 	for n := len(list) - 1; n >= 0; n-- {
 		suffix += f.nodes[list[n]].weight
-		if got := f.suffix(list[n]); got != suffix {
+		if got := f.suffix(q, list[n]); got != suffix {
 			return fmt.Errorf("suffix of node %d is %d, should be %d", list[n], got, suffix)
 		}
 		if suffix < v {

@@ -56,9 +56,10 @@ func (l *Ledger) push(id uint64, s Sender, need int64) int32 {
 	p.count++
 	p.chunks += need
 	l.waiting++
-	l.measure(ln)
 	if p.front == 0 {
 		l.setFront(ln, 0)
+	} else {
+		l.measure(ln)
 	}
 	return i
 }
@@ -91,11 +92,13 @@ func (l *Ledger) drop(i int32) {
 		l.setFront(ln, saved)
 		return
 	}
-	l.take(i, 0)
+	if l.take(i, 0); l.lines[ln].queue.root != 0 {
+		l.measure(ln)
+	}
 }
 
 // take removes a request that overtakes the older ones of its line by passing
-// chunks. The last of a line closes it.
+// chunks. The last of a line closes it; else the line must be measured.
 func (l *Ledger) take(i int32, passing int64) {
 	ln := l.infos[i].line
 	p := &l.lines[ln]
@@ -108,9 +111,7 @@ func (l *Ledger) take(i int32, passing int64) {
 	l.waiting--
 	if p.queue.root == 0 {
 		l.closeLine(ln)
-		return
 	}
-	l.measure(ln)
 }
 
 // refront finds the fronts anew after the reach has changed; limit is the lower
@@ -141,9 +142,10 @@ func (l *Ledger) setFront(ln int32, saved int64) {
 	}
 	p.front = l.reqs.first(p.queue, l.Reach())
 	if p.front == 0 {
+		l.measure(ln)
 		return
 	}
-	overtaken := min(l.reqs.suffix(p.front), l.cfg.Bypass)
+	overtaken := min(l.reqs.suffix(p.queue, p.front), l.cfg.Bypass)
 	at, sum := l.fronts.firstBelow(l.fronts.seq, overtaken)
 	l.fronts.reset(ln, 0, 0, overtaken-sum)
 	before := l.fronts.seq.tail
@@ -168,7 +170,8 @@ func (l *Ledger) unsetFront(ln int32) {
 // pending returns by how much the front of a line was overtaken that is not
 // written at the request itself.
 func (l *Ledger) pending(ln int32) int64 {
-	return max(0, l.fronts.suffix(ln)-l.reqs.suffix(l.lines[ln].front))
+	p := &l.lines[ln]
+	return max(0, l.fronts.suffix(l.fronts.seq, ln)-l.reqs.suffix(p.queue, p.front))
 }
 
 // saved returns the chunks that a line with a front has saved for it.
@@ -176,19 +179,19 @@ func (l *Ledger) saved(ln int32) int64 {
 	return l.need(l.lines[ln].front) - max(0, l.turns.nodes[ln].weight-l.round)
 }
 
-// setTurn moves a line to the end of those that have their turn in that round,
-// or before it.
+// setTurn measures a line and moves it to the end of those that have their turn
+// in that round, or before it.
 func (l *Ledger) setTurn(ln int32, round int64) {
-	n := l.turns.nodes[ln]
 	l.turns.remove(&l.turns.seq, ln)
-	l.turns.reset(ln, n.lo, n.hi, round)
+	needs := l.reqs.all(l.lines[ln].queue.root)
+	l.turns.reset(ln, needs.min, needs.max, round)
 	l.turns.insert(&l.turns.seq, l.turns.firstAbove(l.turns.seq, round), ln)
 }
 
 // measure tells turns the smallest and the largest need in a line.
 func (l *Ledger) measure(ln int32) {
-	all := l.reqs.all(l.lines[ln].queue.root)
-	l.turns.setNeeds(ln, all.min, all.max)
+	needs := l.reqs.all(l.lines[ln].queue.root)
+	l.turns.setNeeds(ln, needs.min, needs.max)
 }
 
 func (l *Ledger) openLine(s Sender) int32 {
