@@ -6,13 +6,16 @@ LDFLAGS := -s -w -X github.com/berthkv/berth/internal/config.Version=$(VERSION)
 # Where large things that tests install are kept; outside the checkout.
 CACHE   ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/berth
 
-.PHONY: help build demo test check lint fuzz bench clean
+.PHONY: help build build-nixl demo test check lint fuzz bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
 build: ## build bin/berth, one static binary
 	@CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN) ./cmd/berth
+
+build-nixl: ## build bin/berth with the nixl link: exchanges data with LMCache; needs a C compiler, and NIXL's library at run time
+	@CGO_ENABLED=1 $(GO) build -trimpath -tags nixl -ldflags '$(LDFLAGS)' -o $(BIN) ./cmd/berth
 
 demo: build ## move real KV cache between real processes and compare every answer (DEMO='--link tcp --chaos ...')
 	@$(BIN) demo $(DEMO)

@@ -25,6 +25,7 @@ import (
 	"github.com/berthkv/berth/internal/intake"
 	"github.com/berthkv/berth/internal/kv"
 	"github.com/berthkv/berth/internal/link"
+	"github.com/berthkv/berth/internal/link/nixllink"
 	"github.com/berthkv/berth/internal/link/shmlink"
 	"github.com/berthkv/berth/internal/link/tcplink"
 	"github.com/berthkv/berth/internal/localapi"
@@ -55,6 +56,9 @@ type Agent struct {
 	log  *slog.Logger
 	node *node.Node
 	http *http.Server
+
+	nixl      *nixllink.Library  // loaded when first needed
+	handshake node.DataHandshake // nil without a nixl link
 
 	addrs Addrs
 	undo  closers // what is open, closed in reverse
@@ -211,6 +215,11 @@ func (a *Agent) sending(deps *node.Deps, inc kv.Incarnation, secret kv.Secret) (
 			if s, err = a.shmSender(staging, gens); err != nil {
 				return nil, fmt.Errorf("links: shm: %w", err)
 			}
+		case "nixl":
+			if s, err = a.nixlSender(staging, inc); err != nil {
+				return nil, fmt.Errorf("links: nixl: %w", err)
+			}
+			oc.LegacyLink = name
 		}
 		a.undo.add(s.Close)
 		deps.Senders[name] = s
@@ -246,6 +255,37 @@ func (a *Agent) shmSender(staging *arena.Pool, gens *arena.Generations) (link.Se
 		*d.fd = fd
 	}
 	return shmlink.NewSender(c), nil
+}
+
+// nixlAgent names the NIXL agent of one pool; a restarted agent has another.
+func (a *Agent) nixlAgent(role string, inc kv.Incarnation) string {
+	return fmt.Sprintf("%s/%s/%s", a.cfg.Node, inc, role)
+}
+
+func (a *Agent) nixlLibrary() (l *nixllink.Library, err error) {
+	if a.nixl == nil {
+		a.nixl, err = nixllink.Load(a.cfg.NixlLib)
+	}
+	return a.nixl, err
+}
+
+func (a *Agent) nixlSender(staging *arena.Pool, inc kv.Incarnation) (link.Sender, error) {
+	l, err := a.nixlLibrary()
+	if err != nil {
+		return nil, err
+	}
+	return nixllink.NewSender(nixllink.SenderConfig{Library: l, Agent: a.nixlAgent("sender", inc), Backends: a.cfg.NixlBackends, Pool: poolOf(staging),
+		Module: a.cfg.NixlModule, DialInit: dialInit, DialTimeout: time.Duration(a.cfg.DialTimeout)})
+}
+
+func (a *Agent) nixlReceiver(receive *arena.Pool, inc kv.Incarnation, allow func(netip.Addr) bool, ev link.ReceiverEvents) (*nixllink.Receiver, error) {
+	l, err := a.nixlLibrary()
+	if err != nil {
+		return nil, err
+	}
+	cfg := a.cfg
+	return nixllink.NewReceiver(nixllink.ReceiverConfig{Library: l, Agent: a.nixlAgent("receiver", inc), Backends: cfg.NixlBackends, Incarnation: inc, Pool: poolOf(receive),
+		Listen: net.JoinHostPort(cfg.BindAddress, strconv.FormatInt(cfg.NixlPort, 10)), Advertise: cfg.PeerHost, Permit: allow}, ev)
 }
 
 // Bounds that are no options.
@@ -286,6 +326,12 @@ func (a *Agent) receiving(deps *node.Deps, inc kv.Incarnation, allow func(netip.
 				r, deps.Mapped = s, s.Mapped
 			}
 			err = named(err, "links: shm")
+		case "nixl":
+			var x *nixllink.Receiver
+			if x, err = a.nixlReceiver(receive, inc, allow, a.node.ReceiverEvents(name)); err == nil {
+				r, a.handshake = x, x
+			}
+			err = named(err, "links: nixl")
 		}
 		if err != nil {
 			return nil, err
@@ -319,7 +365,8 @@ func (a *Agent) ports(ctx context.Context, deps *node.Deps, allow func(netip.Add
 		a.undo.add(r.Close)
 		deps.Router, a.addrs.Alloc = r, r.router.Addr().String()
 		if port := cfg.InitPort(); port != 0 {
-			rep, err := listenInit(ctx, net.JoinHostPort(cfg.BindAddress, strconv.Itoa(port)), zmtp.Options{Allow: allow, Log: a.log})
+			respond := func(b []byte) []byte { return a.node.RespondInit(a.handshake, b) }
+			rep, err := listenInit(ctx, net.JoinHostPort(cfg.BindAddress, strconv.Itoa(port)), respond, zmtp.Options{Allow: allow, Log: a.log})
 			if err != nil {
 				return named(err, "pd_peer_init_port")
 			}

@@ -10,7 +10,9 @@ import (
 	"time"
 
 	"github.com/berthkv/berth/internal/kv"
+	"github.com/berthkv/berth/internal/link/nixllink"
 	"github.com/berthkv/berth/internal/node"
+	"github.com/berthkv/berth/internal/wire"
 	"github.com/berthkv/berth/internal/zmtp"
 )
 
@@ -44,14 +46,73 @@ func (r *router) Send(conn kv.ConnID, b []byte) error {
 func (r *router) CloseConn(conn kv.ConnID) { r.router.CloseConn(zmtp.ConnID(conn)) }
 func (r *router) Close() error             { return r.router.Close() }
 
-func listenInit(ctx context.Context, addr string, o zmtp.Options) (*zmtp.Rep, error) {
+// maxInit bounds a message of the init port: a page list and what goes with it.
+const maxInit = wire.MaxPageList + wire.MaxMeta
+
+// initConns is how many connections an init port has: each LMCache sender's is
+// over when its handshake is.
+const initConns = 256
+
+func listenInit(ctx context.Context, addr string, respond func([]byte) []byte, o zmtp.Options) (*zmtp.Rep, error) {
+	o.MaxFrame, o.MaxMessage, o.MaxConns = maxInit, maxInit, initConns
 	return zmtp.ListenRep(ctx, addr, func(_ context.Context, r zmtp.Request) [][]byte {
 		var b []byte
 		if len(r.Frames) > 0 {
 			b = payload(r.Frames)
 		}
-		return [][]byte{node.RespondInit(b)}
+		return [][]byte{respond(b)}
 	}, o)
+}
+
+// initPort is a connection to an LMCache receiver's init port.
+type initPort struct{ *zmtp.Req }
+
+func dialInit(ctx context.Context, addr string) (nixllink.InitPort, error) {
+	r, err := zmtp.DialReq(ctx, addr, zmtp.Options{MaxFrame: maxInit, MaxMessage: maxInit})
+	if err != nil {
+		return nil, err
+	}
+	return initPort{r}, nil
+}
+
+func (p initPort) Init(ctx context.Context, metadata []byte) (self, theirs []byte, err error) {
+	r, err := askInit[*wire.NixlInitResponse](ctx, p, &wire.NixlInitRequest{LocalMeta: metadata})
+	if err != nil {
+		return nil, nil, err
+	}
+	return r.RemoteAgent, r.RemoteMeta, nil
+}
+
+func (p initPort) Register(ctx context.Context, self []byte, localID string, pages []byte) ([]byte, error) {
+	r, err := askInit[*wire.NixlMemRegResponse](ctx, p, &wire.NixlMemRegRequest{RemoteAgent: self, LocalID: localID, LocalPages: pages})
+	if err != nil {
+		return nil, err
+	}
+	return r.RemotePages, nil
+}
+
+// askInit sends one message and returns the answer, if it is of that type.
+func askInit[T wire.InitMessage](ctx context.Context, p initPort, m wire.InitMessage) (answer T, err error) {
+	b, err := wire.AppendInit(nil, m)
+	if err != nil {
+		return answer, err
+	}
+	frames, err := p.Do(ctx, b)
+	if err != nil {
+		return answer, err
+	}
+	a, err := wire.DecodeInit(payload(frames), kv.MaxSlots)
+	if err != nil {
+		return answer, err
+	}
+	if refused, ok := a.(*wire.BerthRefused); ok {
+		return answer, fmt.Errorf("refused: %s", refused.Text)
+	}
+	answer, ok := a.(T)
+	if !ok {
+		return answer, fmt.Errorf("%T is answered with %T", m, a)
+	}
+	return answer, nil
 }
 
 // dialer makes DEALER connections with an identity of their own each.

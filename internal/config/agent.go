@@ -34,6 +34,9 @@ type Agent struct {
 	BindAddress    string
 	TCPPort        int64
 	TCPConnections int64
+	NixlLib        string
+	NixlModule     string
+	NixlPort       int64
 	HTTPAddr       string
 	LocalSocket    string
 	KVShape        []int64
@@ -101,18 +104,21 @@ var options = []option{
 	integer("pd_max_prefill_len", "0", "start fails if the pool holds fewer tokens; 0: not checked", 0, 1<<40, func(a *Agent) *int64 { return &a.MaxPrefillLen }),
 	text("pd_backend_mode", "async", "sync is refused", func(a *Agent) *string { return &a.BackendMode }, "async", "sync"),
 	boolean("pd_skip_proxy_notification", "false", "sender: tell no proxy; pd_proxy_host is not needed", func(a *Agent) *bool { return &a.SkipNotification }),
-	text("transfer_channel", "", "LMCache's data path; nixl needs a build with it, unless links is set", func(a *Agent) *string { return &a.TransferChannel }, "nixl", "mock_memory"),
-	texts("nixl_backends", "UCX", "used by the nixl link only", func(a *Agent) *[]string { return &a.NixlBackends }),
+	text("transfer_channel", "", "LMCache's data path; nixl means links [nixl] and needs a build with it, unless links is set", func(a *Agent) *string { return &a.TransferChannel }, "nixl", "mock_memory"),
+	texts("nixl_backends", "UCX", "NIXL's plug-ins, used by the nixl link only", func(a *Agent) *[]string { return &a.NixlBackends }),
 	integer("chunk_size", "256", "tokens of a chunk", 1, 1<<20, func(a *Agent) *int64 { return &a.ChunkSize }),
 	boolean("save_unfull_chunk", "true", "always true here", func(a *Agent) *bool { return &a.SaveUnfullChunk }),
 
 	text("node", "", "name in logs, status and identities; default: the host's name and the role", func(a *Agent) *string { return &a.Node }),
 	integer("rank", "0", "tensor-parallel rank: picks its element of each port list", 0, 4095, func(a *Agent) *int64 { return &a.Rank }),
 	integer("tp_size", "1", "tensor-parallel ranks of the engine", 1, 4096, func(a *Agent) *int64 { return &a.TPSize }),
-	texts("links", "shm,tcp", "data links, the preferred one first", func(a *Agent) *[]string { return &a.Links }, "shm", "tcp"),
+	texts("links", "shm,tcp", "data links, the preferred one first; nixl, in builds with it, also meets LMCache peers", func(a *Agent) *[]string { return &a.Links }, "shm", "tcp", "nixl"),
 	text("bind_address", "", "address to bind; default: pd_peer_host if it is local", func(a *Agent) *string { return &a.BindAddress }),
 	integer("tcp_port", "0", "receiver: port of the tcp link; 0: any", 0, 65535, func(a *Agent) *int64 { return &a.TCPPort }),
 	integer("tcp_connections", "2", "sender: connections of the tcp link to each receiver", 1, 64, func(a *Agent) *int64 { return &a.TCPConnections }),
+	text("nixl_lib", "", "path of libnixl_capi.so; default: BERTH_NIXL_LIB, else the Python environment that is active or on PATH", func(a *Agent) *string { return &a.NixlLib }),
+	text("nixl_module", "", "sender: name of the Python module in page lists to LMCache receivers; default: that of nixl_lib", func(a *Agent) *string { return &a.NixlModule }, "", "nixl_cu13._bindings", "nixl_cu12._bindings", "nixl._bindings"),
+	integer("nixl_port", "0", "receiver: port of the nixl link for Berth senders; 0: any", 0, 65535, func(a *Agent) *int64 { return &a.NixlPort }),
 	text("http_addr", "127.0.0.1:9400", "/health, /ready, /metrics, /v1/status", func(a *Agent) *string { return &a.HTTPAddr }),
 	text("local_socket", "", "unix socket of the local API; default: $XDG_RUNTIME_DIR/berth/<role>-<rank>.sock", func(a *Agent) *string { return &a.LocalSocket }),
 	integers("kv_shape", "", "LMCache's five numbers: layers, 2 (1 for MLA), tokens, kv_heads, head_size", 1, 1<<30, func(a *Agent) *[]int64 { return &a.KVShape }),

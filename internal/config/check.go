@@ -27,8 +27,16 @@ func (a *Agent) check(given map[string]bool) (faults []error) {
 	if a.BackendMode == "sync" {
 		fault("pd_backend_mode", "sync is not supported: requests would have no total_chunks to reserve; use async")
 	}
-	if a.TransferChannel == "nixl" && !given["links"] {
-		fault("transfer_channel", "nixl: this build has no nixl link; set links (for example [shm, tcp]) to move data over those between Berth agents")
+	switch {
+	case a.TransferChannel != "nixl" || given["links"]:
+	case hasNixl:
+		a.Links = []string{"nixl"}
+		derived("links", "from transfer_channel")
+	default:
+		fault("transfer_channel", "nixl: this build has no nixl link (make build-nixl makes one that has); set links (for example [shm, tcp]) to move data over those between Berth agents")
+	}
+	if !hasNixl && slices.Contains(a.Links, "nixl") {
+		fault("links", "has nixl: this build has no nixl link; make build-nixl makes one that has")
 	}
 	if a.TransferChannel == "mock_memory" {
 		a.Notes = append(a.Notes, "transfer_channel mock_memory means nothing here: links are used")
