@@ -26,6 +26,22 @@ test: ## run the whole test suite with the race detector
 	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "make test needs Python 3.10 or later; this is $$(python3 --version)"; exit 1; }
 	$(GO) test -race -shuffle=on -timeout 15m ./...
 
+# Real LMCache peers, in an environment of their own outside the checkout.
+LMCACHE := $(CACHE)/lmcache-1
+INTEROP  = BERTH_LMCACHE_PYTHON=$(LMCACHE)/bin/python BERTH_NIXL_LIB=$$(ls -d $(LMCACHE)/lib/python3*/site-packages/.nixl_cu13.mesonpy.libs) CGO_ENABLED=1
+
+.PHONY: lmcache interop compare
+lmcache:
+	@command -v $${CC:-cc} >/dev/null || { echo "interop: a C compiler is needed for the nixl link: install gcc, or set CC"; exit 1; }
+	@bash interop/peers/install.sh $(LMCACHE)
+
+interop: lmcache ## exchange real bytes with real LMCache peers, both ways (installs them: 6.7 GB in CACHE)
+	$(INTEROP) $(GO) test -count=1 -tags 'nixl interop' -timeout 5m ./internal/link/nixllink
+	$(INTEROP) $(GO) test -count=1 -tags 'nixl interop' -timeout 14m -skip Compare $(if $(V),-v) ./interop
+
+compare: lmcache ## the same scenarios with LMCache and Berth on either side, as a table
+	@$(INTEROP) $(GO) test -count=1 -tags 'nixl interop' -timeout 14m -run Compare -v ./interop | grep -v '^=== '
+
 check: lint ## formatting, vet, linters, tidy modules, tests with and without invariants, short fuzzing
 	$(GO) test -race -shuffle=on -tags invariants -timeout 15m ./...
 	$(MAKE) test
