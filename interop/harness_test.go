@@ -9,6 +9,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -329,12 +330,12 @@ type words struct {
 	mu   sync.Mutex
 	got  map[string]int
 	bad  map[string]msg.EndingNotice
-	wake chan struct{}
+	wake chan struct{} // closed by the next word
 }
 
 func listenWords(t testing.TB) *words {
 	t.Helper()
-	w := &words{t: t, got: map[string]int{}, bad: map[string]msg.EndingNotice{}, wake: make(chan struct{}, 1)}
+	w := &words{t: t, got: map[string]int{}, bad: map[string]msg.EndingNotice{}, wake: make(chan struct{})}
 	p, err := zmtp.ListenPull(ctxFor(t), "127.0.0.1:0", func(e zmtp.Event) {
 		if e.Kind != zmtp.Message {
 			return
@@ -349,11 +350,9 @@ func listenWords(t testing.TB) *words {
 		default:
 			t.Errorf("the proxy got %T, %v", m, err)
 		}
+		close(w.wake)
+		w.wake = make(chan struct{})
 		w.mu.Unlock()
-		select {
-		case w.wake <- struct{}{}:
-		default:
-		}
 	}, zmtp.Options{})
 	if err != nil {
 		t.Fatal(err)
@@ -364,18 +363,45 @@ func listenWords(t testing.TB) *words {
 }
 
 func (w *words) count(req string) int {
+	n, _ := w.look(req)
+	return n
+}
+
+// look returns how many words came, and what the next one closes.
+func (w *words) look(req string) (int, <-chan struct{}) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.got[req]
+	return w.got[req], w.wake
+}
+
+// within waits a moment for a word that may be on its way.
+func (w *words) within(req string) bool {
+	deadline := time.After(300 * time.Millisecond)
+	for {
+		n, wake := w.look(req)
+		if n > 0 {
+			break
+		}
+		select {
+		case <-wake:
+		case <-deadline:
+			return false
+		}
+	}
+	return true
 }
 
 // await waits for the word about a request.
 func (w *words) await(req string) {
 	w.t.Helper()
 	deadline := time.After(limit)
-	for w.count(req) == 0 {
+	for {
+		n, wake := w.look(req)
+		if n > 0 {
+			break
+		}
 		select {
-		case <-w.wake:
+		case <-wake:
 		case <-deadline:
 			w.t.Fatalf("no ProxyNotif for %s after %v", req, limit)
 		}
@@ -417,7 +443,9 @@ func startAgent(t testing.TB, l layout, slots int, s settings) *agent {
 	if a.Agent, err = berth.StartAgent(t.Context(), cfg, slog.New(slog.NewJSONHandler(a.logs, &slog.HandlerOptions{Level: slog.LevelDebug}))); err != nil {
 		t.Fatal(err)
 	}
-	a.engine, err = client.Dial(ctxFor(t), a.Addrs().Local, client.Hello{Part: client.Worker, EngineID: "e", Layout: l.client(), Shape: l.shape()})
+	facts := l.client()
+	facts.TPSize, facts.TPRank = cfg.TPSize, cfg.Rank
+	a.engine, err = client.Dial(ctxFor(t), a.Addrs().Local, client.Hello{Part: client.Worker, EngineID: "e", Rank: int(cfg.Rank), Layout: facts, Shape: l.shape()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -601,7 +629,10 @@ func (a *agent) submit(tr *client.Transfer, from int, keys []string, end, lastTo
 		digests = append(digests, digest(b))
 		out = append(out, client.Staged{Index: int64(from + i), Key: keys[i], Slot: s, Tokens: int64(n)})
 	}
-	return digests, tr.Submit(ctxFor(a.t), out, end)
+	if err := tr.Submit(ctxFor(a.t), out, end); err != nil { // it has taken nothing
+		return nil, errors.Join(err, tr.Unstage(ctxFor(a.t), slots))
+	}
+	return digests, nil
 }
 
 // send submits all chunks in batches of at most n.

@@ -4,7 +4,10 @@ package interop
 
 import (
 	"fmt"
+	"syscall"
 	"testing"
+
+	"github.com/berthkv/berth"
 
 	"github.com/berthkv/berth/client"
 )
@@ -160,7 +163,8 @@ func TestSend(t *testing.T) {
 		got := r.digests(keys)
 		same(t, "first", got[:4], da)
 		same(t, "second", got[4:], db[4:])
-		r.remove(keys)
+		r.remove(keys)     // the engine, for one request
+		r.remove(keys[:4]) // and for the other: what they share is counted
 		r.untilFree(10)
 	})
 	t.Run("receiver killed and restarted", func(t *testing.T) {
@@ -187,31 +191,54 @@ func TestSend(t *testing.T) {
 			t.Error("the proxy was told that it is ready")
 		}
 	})
+	// A receiver that stands still takes nothing: writes are in flight for sure
+	// when it is killed, or when write_timeout_sec ends them.
 	t.Run("killed in mid-write", func(t *testing.T) {
-		for i := range 3 {
-			p := startPeers(t, 1)[0]
-			to := p.receiver(plain, "r", 64, newTarget(t), 20)
+		procs := startPeers(t, 3)
+		for i, p := range procs {
+			to := p.receiver(plain, "r", 32, newTarget(t), 20)
 			var trs []*client.Transfer
-			for j := range 6 {
+			for j := range 3 {
 				tr := s.begin(to.target, fmt.Sprintf("kill-%d-%d", i, j), 8)
 				s.granted(tr)
 				trs = append(trs, tr)
 			}
-			go func() { // writes go on while it dies
-				for k, tr := range trs {
-					if _, err := s.submit(tr, 0, plain.keys(8), 8, 0); err != nil {
-						return
-					}
-					if k == 2 {
-						p.cmd.Process.Kill()
-					}
-				}
-			}()
+			if err := p.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+				t.Fatal(err)
+			}
 			for _, tr := range trs {
-				s.ended(tr)
+				if _, err := s.submit(tr, 0, plain.keys(6), client.NoEnd, 0); err != nil {
+					t.Fatal(err)
+				}
+			}
+			s.until("writes in flight", func(x berth.Status) bool { return x.Staging.Writing > 0 })
+			p.kill()
+			for _, tr := range trs {
+				if e := s.ended(tr); e.Ending != "failed" {
+					t.Errorf("%s: %+v", tr.Req(), e)
+				}
 			}
 			s.untilFree()
 		}
+	})
+	t.Run("stopped in mid-write", func(t *testing.T) {
+		p := startPeers(t, 1)[0]
+		to := p.receiver(plain, "r", 10, newTarget(t), 20)
+		quick := sending(t, plain, 16, w.port, settings{"write_timeout_sec": "1"})
+		tr := quick.begin(to.target, "stopped", 8)
+		quick.granted(tr)
+		p.cmd.Process.Signal(syscall.SIGSTOP)
+		if _, err := quick.submit(tr, 0, plain.keys(8), 8, 0); err != nil {
+			t.Fatal(err)
+		}
+		quick.until("given up", func(x berth.Status) bool { return x.Staging.Writing == 0 })
+		p.cmd.Process.Signal(syscall.SIGCONT)
+		if e := quick.ended(tr); e.Ending != "failed" {
+			t.Errorf("%+v", e)
+		}
+		quick.untilFree()
+		to.untilFree(10)
+		deliverAgain(t, w, quick, to, "continued")
 	})
 }
 

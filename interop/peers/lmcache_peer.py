@@ -2,8 +2,11 @@
 """Real LMCache PD backends (PDBackendAsync, CPU buffers, NIXL) to test against: any number of them, of either side, in one process.
 
 Prints {"ready": true} and then answers one JSON command a line from standard input with one line. Commands name the backend by "at".
-  {"op":"open","at":A,"role":"receiver","host":H,"init":P,"alloc":P, ...}   ... = "slots", "shape", "dtype", "mla", "timeout", all optional
+  {"op":"open","at":A,"role":"receiver","host":H,"init":P,"alloc":P, ...}   ... = "slots", "shape", "dtype", "mla", "timeout", "rank", "ranks", all optional
   {"op":"open","at":A,"role":"sender","proxy":P, ...}
+Without a backend:
+  {"op":"pull"}               -> {"port": P}       binds a PULL socket, as LMCache's proxy does
+  {"op":"words","count":N}    -> {"keys": [..]}    the req_ids of the next N ProxyNotif on it
 Receiver:
   {"op":"state"}              -> {"free": n, "reserved": n, "keys": [..]}
   {"op":"get","keys":[K..]}   -> {"sha256":[..]}   digest of each chunk's bytes, null where there is none
@@ -17,12 +20,12 @@ Sender:
 """
 import hashlib, json, os, sys
 from types import SimpleNamespace
-import torch
+import msgspec, torch, zmq
 from lmcache.utils import CacheEngineKey, STR_DTYPE_TO_TORCH_DTYPE
 from lmcache.v1.config import LMCacheEngineConfig
 from lmcache.v1.memory_management import MemoryFormat
 from lmcache.v1.metadata import LMCacheMetadata
-from lmcache.v1.storage_backend.pd_backend_async import PDBackendAsync
+from lmcache.v1.storage_backend.pd_backend_async import PDBackendAsync, ProxyNotif
 
 
 def size(shape, dtype):
@@ -45,7 +48,8 @@ class Peer:
         config = LMCacheEngineConfig.from_defaults(
             chunk_size=self.shape[2], enable_pd=True, pd_role=c["role"], pd_buffer_size=self.chunk * c.get("slots", 10), pd_buffer_device="cpu",
             transfer_channel="nixl", nixl_backends=["UCX"], pd_backend_mode="async", pd_allocation_timeout_sec=c.get("timeout", 30.0), **extra)
-        metadata = LMCacheMetadata(model_name="m", world_size=1, local_world_size=1, worker_id=0, local_worker_id=0, kv_dtype=self.dtype,
+        metadata = LMCacheMetadata(model_name="m", world_size=c.get("ranks", 1), local_world_size=c.get("ranks", 1), worker_id=c.get("rank", 0),
+                                   local_worker_id=c.get("rank", 0), kv_dtype=self.dtype,
                                    kv_shape=tuple(self.shape), use_mla=bool(c.get("mla")), chunk_size=self.shape[2])
         self.b = PDBackendAsync(config, metadata)
         self.sender = c["role"] == "sender"
@@ -90,8 +94,17 @@ class Peer:
         return {}
 
 
+def pull(c, sockets):
+    if c["op"] == "pull":
+        s = zmq.Context.instance().socket(zmq.PULL)
+        s.setsockopt(zmq.RCVTIMEO, 30000)
+        sockets.append(s)
+        return dict(port=s.bind_to_random_port("tcp://127.0.0.1"))
+    return dict(keys=[msgspec.msgpack.decode(sockets[-1].recv(), type=ProxyNotif).req_id for _ in range(c["count"])])
+
+
 def main():
-    peers = {}
+    peers, sockets = {}, []
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print must not come between the answers
     say = lambda d: print(json.dumps(d), file=answers, flush=True)
@@ -102,6 +115,8 @@ def main():
             if c["op"] == "open":
                 peers[c["at"]] = Peer(c)
                 say(dict(chunk=peers[c["at"]].chunk))
+            elif c["op"] in ("pull", "words"):
+                say(pull(c, sockets))
             elif c["op"] in ("state", "get", "remove", "put", "cancel"):
                 say(getattr(peers[c["at"]], c["op"])(c))
             else:

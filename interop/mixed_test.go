@@ -1,0 +1,273 @@
+//go:build interop && nixl
+
+package interop
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/berthkv/berth/client"
+)
+
+// tally counts how requests ended.
+type tally struct {
+	mu sync.Mutex
+	n  map[string]int
+}
+
+func (c *tally) add(ending string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.n[ending]++
+}
+
+func (c *tally) sum() (n int) {
+	for _, x := range c.n {
+		n += x
+	}
+	return n
+}
+
+// Two LMCache senders and a Berth sender into one Berth receiver: 1,000 requests
+// of random sizes, cancels and killed senders among them. R1 holds in every
+// status answer, every digest is right, and in the end all slots are free. A
+// refusal by the lock-step rule is a legal ending, and counted.
+func TestMixed(t *testing.T) {
+	const (
+		capacity = 24
+		fromEach = 350 // of each LMCache sender
+		fromUs   = 300
+		largest  = 8
+		kills    = 2 // of each LMCache sender
+	)
+	w := listenWords(t)
+	r := receiving(t, plain, capacity, settings{"lease_sec": "2", "log_level": "warn"})
+	s := sending(t, plain, 64, w.port, settings{"log_level": "warn"})
+	procs := startPeers(t, 2+2*kills)
+	ends := &tally{n: map[string]int{}}
+
+	watched, stop := context.WithCancel(t.Context())
+	var watching, working sync.WaitGroup
+	watching.Go(func() { // R1, all the time
+		for watched.Err() == nil {
+			st, err := r.Status(watched)
+			if err != nil {
+				return
+			}
+			if p := st.Pool; p.Free+p.Reserved+p.Granted+p.Committed+p.Claimed+p.Quarantined != p.Capacity {
+				t.Errorf("R1: the terms of %+v do not sum to the capacity", *p)
+				return
+			}
+		}
+	})
+
+	// A request is taken by its keys when LMCache's sender has sent the word.
+	take := func(req string, keys, want []string) error {
+		got, n, err := r.engine.Find(ctxFor(t), req, keys)
+		if err != nil || got != req || n != len(keys) {
+			return fmt.Errorf("found %q with %d of %d chunks: %v", got, n, len(keys), err)
+		}
+		return compare(t, r, req, want)
+	}
+	for i := range 2 {
+		working.Go(func() {
+			rng := rand.New(rand.NewPCG(7, uint64(i)))
+			mine := procs[i*(1+kills) : (i+1)*(1+kills)]
+			s, err := mine[0].trySender(plain, fmt.Sprint("s", i), 2*largest, w.port)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			killAt := map[int]bool{fromEach / 3: true, 2 * fromEach / 3: true}
+			for n := 0; n < fromEach; {
+				// Two requests at a time, their batches in turn.
+				var pair []*put
+				for range min(1+rng.IntN(2), fromEach-n) {
+					keys := plain.keys(1 + rng.IntN(largest))
+					pair = append(pair, &put{req: fmt.Sprintf("l%d-%d", i, n), keys: keys, lastToks: rng.IntN(tokens), cancel: rng.IntN(20) == 0})
+					n++
+				}
+				for left := true; left; {
+					left = false
+					for _, p := range pair {
+						left = p.next(s, r.target(), rng) || left
+					}
+				}
+				if killAt[n] || killAt[n-1] {
+					delete(killAt, n)
+					delete(killAt, n-1)
+					s.kill()
+					mine = mine[1:]
+					if s, err = mine[0].trySender(plain, fmt.Sprint("s", i), 2*largest, w.port); err != nil {
+						t.Error(err)
+						return
+					}
+					for _, p := range pair { // perhaps the word was out
+						if w.count(p.req) > 0 && take(p.req, p.keys, p.digests) == nil {
+							ends.add("LMCache: ready before its sender was killed")
+						} else {
+							ends.add("LMCache: lost with its sender")
+						}
+					}
+					continue
+				}
+				for _, p := range pair {
+					switch said, err := p.end(s, w); {
+					case err != nil:
+						t.Errorf("%s: %v", p.req, err)
+						ends.add("error")
+					case said:
+						if err := take(p.req, p.keys, p.digests); err != nil {
+							t.Errorf("%s: %v", p.req, err)
+						}
+						ends.add("LMCache: ready")
+					case p.cancel:
+						ends.add("LMCache: cancelled")
+					default:
+						ends.add("LMCache: refused")
+					}
+				}
+			}
+		})
+	}
+	for i := range 3 {
+		working.Go(func() {
+			rng := rand.New(rand.NewPCG(8, uint64(i)))
+			for n := range fromUs / 3 {
+				req, keys := fmt.Sprintf("b%d-%d", i, n), plain.keys(1+rng.IntN(largest))
+				tr, err := s.tryBegin(r.target(), req, len(keys))
+				if err != nil {
+					t.Errorf("%s: %v", req, err)
+					continue
+				}
+				if rng.IntN(20) == 0 {
+					tr.Cancel(ctxFor(t), "cancelled", "test")
+				}
+				select {
+				case <-tr.Granted():
+				case <-tr.Ended():
+				}
+				var want []string
+				for from := 0; from < len(keys); {
+					to := min(from+1+rng.IntN(4), len(keys))
+					end := client.NoEnd
+					if to == len(keys) {
+						end = len(keys)
+					}
+					d, err := s.submit(tr, from, keys[from:to], end, 0)
+					if err != nil {
+						break
+					}
+					want = append(want, d...)
+					from = to
+				}
+				<-tr.Ended()
+				if tr.Ending().Err() == nil {
+					if err := compare(t, r, req, want); err != nil {
+						t.Errorf("%s: %v", req, err)
+					}
+				}
+				ends.add("Berth: " + string(tr.Ending().Ending))
+			}
+		})
+	}
+	working.Wait()
+	r.untilFree()
+	stop()
+	watching.Wait()
+	s.untilFree()
+	for _, k := range slices.Sorted(maps.Keys(ends.n)) {
+		t.Logf("%4d  %s", ends.n[k], k)
+	}
+	if ends.sum() != 2*fromEach+fromUs {
+		t.Errorf("%d requests have ended, %d were made", ends.sum(), 2*fromEach+fromUs)
+	}
+	if ready := ends.n["LMCache: ready"] + ends.n["Berth: ready"]; ready < ends.sum()/2 {
+		t.Errorf("only %d of %d are ready", ready, ends.sum())
+	}
+}
+
+// compare claims a request, compares and releases it.
+func compare(t *testing.T, r *agent, req string, want []string) error {
+	got, err := r.engine.Claim(ctxFor(t), req, req)
+	if err != nil {
+		return err
+	}
+	var digests []string
+	for _, c := range got.Chunks {
+		digests = append(digests, digest(r.engine.Receive(c.Slot)[:c.Bytes]))
+	}
+	if !slices.Equal(digests, want) {
+		return fmt.Errorf("other bytes arrived than were sent")
+	}
+	return r.engine.Release(ctxFor(t), req, req)
+}
+
+func (p *peerProcess) trySender(l layout, at string, slots, notify int) (*lmcacheSender, error) {
+	c := open(l, at, "sender", slots, 20)
+	c["proxy"] = notify
+	if r := p.try(c); r.Error != "" {
+		return nil, fmt.Errorf("%s", r.Error)
+	}
+	return &lmcacheSender{p, at, l}, nil
+}
+
+// put is a request of an LMCache sender, submitted batch by batch.
+type put struct {
+	req      string
+	keys     []string
+	lastToks int
+	cancel   bool
+	sent     int
+	digests  []string
+	err      string
+}
+
+// next submits the next batch and reports whether more are to come.
+func (p *put) next(s *lmcacheSender, to target, rng *rand.Rand) bool {
+	if p.sent == len(p.keys) || p.err != "" {
+		return false
+	}
+	n := min(1+rng.IntN(4), len(p.keys)-p.sent)
+	last := p.sent+n == len(p.keys)
+	toks := 0
+	if last {
+		toks = p.lastToks
+	}
+	r := s.try(s.command(to, p.req, p.keys[p.sent:p.sent+n], len(p.keys), last, toks))
+	p.err = r.Error
+	p.digests = append(p.digests, r.SHA256...)
+	p.sent += n
+	if p.cancel && (last || rng.IntN(2) == 0) {
+		s.try(command{"op": "cancel", "at": s.at, "req": p.req})
+		p.sent = len(p.keys)
+	}
+	return p.sent < len(p.keys)
+}
+
+// end waits until the sender has sent the word, or tracks the request no more.
+func (p *put) end(s *lmcacheSender, w *words) (said bool, err error) {
+	if p.err != "" {
+		return false, fmt.Errorf("%s", p.err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	for ctx.Err() == nil {
+		st := s.try(command{"op": "state", "at": s.at})
+		switch {
+		case w.count(p.req) > 0:
+			return true, nil
+		case st.Error != "":
+			return false, fmt.Errorf("%s", st.Error)
+		case !slices.Contains(st.Tracked, p.req):
+			// The word, if any, was pushed before the sender forgot.
+			return w.within(p.req), nil
+		}
+	}
+	return false, fmt.Errorf("has not ended after %v", limit)
+}
