@@ -36,7 +36,7 @@ func (s *Session[T]) Encode(b []byte, now kv.Instant, ref func([]byte, T) []byte
 		b = AppendTime(b, now, at)
 	}
 	if s.state == up || s.state == foreign {
-		b = AppendTime(b, now, s.upAt)
+		b = AppendTime(b, now, max(s.upAt, now.Add(-LastBackoff)))
 	}
 	if s.state == greeting {
 		u(s.helloSeq)
