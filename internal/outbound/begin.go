@@ -1,6 +1,7 @@
 package outbound
 
 import (
+	"cmp"
 	"fmt"
 
 	"github.com/berthkv/berth/internal/fault"
@@ -42,7 +43,7 @@ func (c *Core) begin(now kv.Instant, ev Begin) {
 
 	r := c.newRequest()
 	r.id, r.peer, r.engine, r.engineID = ev.ReqID, p, ev.Engine, e.id
-	r.total, r.wanted, r.berthProxy, r.tokensKey = ev.Total, int(ev.Stage), ev.BerthProxy, ev.TokensKey
+	r.total, r.wanted, r.berthProxy, r.tokensKey = ev.Total, int(ev.Stage), ev.BerthProxy, cmp.Or(ev.TokensKey, c.tokensKey)
 	r.started = now
 	r.deadline = now.Add(ev.Deadline)
 	if ev.Deadline == kv.Forever {

@@ -51,6 +51,8 @@ type Core struct {
 	pool    pool
 	waits   []*stageWait // oldest first
 	engines map[kv.ConnID]*engineConn
+	// tokensKey is the key of the fixed token list that an engine named last.
+	tokensKey string
 
 	links     map[LinkID]*dataLink
 	lastLink  LinkID

@@ -16,6 +16,7 @@ func (c *Core) Encode(now kv.Instant, b []byte) []byte {
 	e := encoder{now: now, b: b}
 	e.ints(int(c.lastPeer), int(c.floor), int(c.lastReq), int(c.lastLink), int(c.lastWrite), int(c.lastSum), int(c.lastConn))
 	e.flags(c.draining)
+	e.text(c.tokensKey)
 	e.times(max(c.heldTill, now), c.wakeAt, c.stepped)
 	e.pool(&c.pool)
 	for _, id := range sortedKeys(c.engines) {
@@ -29,6 +30,13 @@ func (c *Core) Encode(now kv.Instant, b []byte) []byte {
 	}
 	for _, p := range c.sortedPeers() {
 		e.peer(p)
+		unused := 0 // who was used before it goes before it
+		for _, q := range c.byID {
+			if q.usedAt < p.usedAt {
+				unused++
+			}
+		}
+		e.ints(unused)
 	}
 	for _, id := range sortedKeys(c.links) {
 		e.link(c.links[id])
@@ -98,7 +106,7 @@ func (e *encoder) pool(p *pool) {
 func (e *encoder) peer(p *peer) {
 	e.ints(int(p.id), p.addr.AllocPort, p.addr.InitPort, int(p.dialect), int(p.lastBegin))
 	e.text(p.addr.Host)
-	e.times(p.usedAt, p.linkless)
+	e.times(p.linkless)
 	e.b = p.sess.Encode(e.b, e.now, func(b []byte, of call) []byte {
 		b = append(b, byte(of.kind))
 		if of.req != nil {
@@ -150,7 +158,7 @@ func (e *encoder) request(r *request) {
 	e.ints(-2, int(r.n), int(r.state), int(r.engine), int(r.total), r.wanted, int(r.begin), linkNumber(r.link), int(r.gen), int(r.end), r.calls, int(r.drain))
 	e.text(r.id, r.engineID, r.tokensKey)
 	e.flags(r.berthProxy, r.hasEnd, r.endSaid, r.ready, r.overdue, r.unwanted)
-	e.times(r.started, r.deadline, r.retryAt)
+	e.times(r.deadline, r.retryAt) // when it was begun changes nothing but reports
 	e.timer(&r.timer)
 	for _, s := range r.slots {
 		e.ints(int(s))

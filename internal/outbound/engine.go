@@ -21,6 +21,9 @@ func (c *Core) engineAttached(ev EngineAttached) {
 	if c.engines[ev.Engine] == nil {
 		c.engines[ev.Engine] = &engineConn{id: ev.EngineID}
 	}
+	if ev.TokensKey != "" {
+		c.tokensKey = ev.TokensKey
+	}
 }
 
 // staged counts the slots that an engine holds over all its connections.

@@ -31,7 +31,7 @@ type Begin struct {
 	Deadline   kv.Duration // Forever: request_timeout_sec
 	Stage      int64       // staging slots wanted with Granted, if they are free
 	BerthProxy bool        // the spec says berth_proxy: true
-	TokensKey  string
+	TokensKey  string      // "": the one that an engine attached with
 }
 
 // Peer names a receiver: its control address, and its init port where an

@@ -239,6 +239,7 @@ func (c *Core) allocReply(now kv.Instant, r *request, m *msg.AllocResponse) {
 		}
 	case refused:
 		r.legacy.keys = nil
+		r.peer.rolledBack(r)
 	default: // cancelled meanwhile: it granted all the same
 		if text == "" && k != nil {
 			c.granted(k, m)

@@ -143,6 +143,19 @@ func (c *Core) pumpCancels(now kv.Instant, p *peer) {
 	}
 }
 
+// rolledBack takes the keys out of a request's cancels that are not out yet: the
+// receiver holds none of them any more.
+func (p *peer) rolledBack(r *request) {
+	for i, x := range p.legacy.cancels {
+		if x.req == r && (i > 0 || !p.legacy.cancel.busy()) {
+			x.msg.Keys = []string{}
+		}
+	}
+}
+
+// busy reports whether a message is out on the cancel connection.
+func (lc *legacyConn) busy() bool { return lc != nil && lc.out }
+
 func (c *Core) legacyReceived(now kv.Instant, conn kv.ConnID, m msg.Message) {
 	lc := c.legacy[conn]
 	if lc == nil {
@@ -224,19 +237,13 @@ func (c *Core) dialDue(now kv.Instant, p *peer) {
 	}
 }
 
-// legacyQuit closes what is not in use.
+// legacyQuit closes every connection to a receiver without a request.
 func (c *Core) legacyQuit(p *peer) {
-	close := func(lc *legacyConn) {
-		c.emit(Close{Conn: lc.id})
-		delete(c.legacy, lc.id)
+	for _, id := range sortedKeys(c.legacy) {
+		if c.legacy[id].p == p {
+			c.emit(Close{Conn: id})
+			delete(c.legacy, id)
+		}
 	}
-	for _, lc := range p.legacy.idle {
-		close(lc)
-		p.legacy.conns--
-	}
-	p.legacy.idle = nil
-	if lc := p.legacy.cancel; lc != nil && len(p.legacy.cancels) == 0 {
-		close(lc)
-		p.legacy.cancel = nil
-	}
+	p.legacy.idle, p.legacy.cancel, p.legacy.conns, p.legacy.dialing = nil, nil, 0, 0
 }

@@ -22,6 +22,8 @@ type world struct {
 	now     kv.Instant
 	wake    kv.Instant
 	logs    bool
+	legacy  bool // the receivers are LMCache's
+	lossy   bool // a connection was lost
 	log     []string
 	recvs   []*fakeReceiver
 	conns   map[kv.ConnID]*fakeConn
@@ -89,8 +91,8 @@ type fakeWrite struct {
 	landed, sent, aborted bool
 }
 
-func newWorld(seed int64, logs bool) *world {
-	w := &world{logs: logs, rnd: rand.New(rand.NewSource(seed)), wake: kv.Never, conns: map[kv.ConnID]*fakeConn{}, links: map[LinkID]*fakeLink{},
+func newWorld(seed int64, logs, legacy bool) *world {
+	w := &world{logs: logs, legacy: legacy, rnd: rand.New(rand.NewSource(seed)), wake: kv.Never, conns: map[kv.ConnID]*fakeConn{}, links: map[LinkID]*fakeLink{},
 		gens: map[kv.SlotID]kv.Generation{}, slots: map[kv.SlotID]*slotUse{}, reqs: map[string]*obsRequest{}, waiting: map[kv.CallID]string{}, nextEng: 1}
 	cfg := testConfig()
 	cfg.Staging, cfg.MaxStage = 6, 3
@@ -98,6 +100,9 @@ func newWorld(seed int64, logs bool) *world {
 	cfg.Checksum = w.rnd.Intn(4) == 0
 	cfg.Links = [][]Link{{testLinks["tcp"]}, {testLinks["shm"], testLinks["tcp"]}, {testLinks["nixl"]}}[w.rnd.Intn(3)]
 	cfg.MaxWaiting, cfg.MaxPeers = 5, 2
+	if legacy {
+		cfg.LegacyLink, cfg.Checksum = "nixl", false
+	}
 	w.c = New(cfg, 0)
 	for i := range 2 {
 		w.recvs = append(w.recvs, newReceiver(w, i))
@@ -170,7 +175,11 @@ func (w *world) act(a Action) {
 			w.watchSend(k.peer, a.Msg)
 		}
 	case Connect:
-		w.links[a.Link] = &fakeLink{id: a.Link, def: testLinks[a.Name], peer: int(a.Incarnation[0]), writes: map[uint64]*fakeWrite{}}
+		l := &fakeLink{id: a.Link, def: testLinks[a.Name], peer: int(a.Incarnation[0]), writes: map[uint64]*fakeWrite{}}
+		if w.legacy {
+			l.peer = int(a.Addr[len(a.Addr)-1] - '0')
+		}
+		w.links[a.Link] = l
 	case Disconnect:
 		w.links[a.Link].closed = true
 	case Write:
@@ -227,6 +236,10 @@ func copyMsg(m msg.Message) msg.Message {
 	case *msg.Drained:
 		k := *m
 		return &k
+	case *msg.AllocRequest:
+		k := *m
+		k.Keys = slices.Clone(m.Keys)
+		return &k
 	case *msg.Commit:
 		k := *m
 		k.Chunks = slices.Clone(m.Chunks)
@@ -271,7 +284,7 @@ func (w *world) watchWrite(a Write) {
 	}
 	for _, it := range a.Writes {
 		for _, other := range l.writes {
-			if other.Generation == it.Generation && other.Dst == it.Dst {
+			if other.Generation == it.Generation && other.Dst == it.Dst && !other.aborted {
 				w.failf("two writes for slot %d of generation %d", it.Dst, it.Generation)
 			}
 		}
@@ -323,9 +336,15 @@ func (w *world) watchNotify(m msg.Message) {
 	if r.notified++; r.notified > 1 {
 		w.failf("%s was notified twice", r.id)
 	}
-	if !w.recvs[r.peer].was[r.id] {
+	if !w.readyThere(r) {
 		w.failf("%s was notified, and is not ready at its receiver", r.id)
 	}
+}
+
+// readyThere reports whether the receiver has it all. LMCache's never hears of a
+// request of no chunks.
+func (w *world) readyThere(r *obsRequest) bool {
+	return w.recvs[r.peer].was[r.id] || (w.legacy && r.total == 0)
 }
 
 func (w *world) watchAnswer(a Answer) {
@@ -349,15 +368,19 @@ func (w *world) watchAnswer(a Answer) {
 
 // TestRandomHistories runs short histories against the world.
 func TestRandomHistories(t *testing.T) {
-	for seed := range int64(histories) {
-		if runHistory(seed, false) != "" {
-			t.Fatal(runHistory(seed, true)) // again, with what led to it
-		}
+	for name, n := range map[string]int64{"berth": histories, "lmcache": histories / 2} {
+		t.Run(name, func(t *testing.T) {
+			for seed := range n {
+				if runHistory(seed, false, name == "lmcache") != "" {
+					t.Fatal(runHistory(seed, true, name == "lmcache")) // again, with what led to it
+				}
+			}
+		})
 	}
 }
 
-func runHistory(seed int64, logs bool) (failure string) {
-	w := newWorld(seed, logs)
+func runHistory(seed int64, logs, legacy bool) (failure string) {
+	w := newWorld(seed, logs, legacy)
 	defer func() {
 		if p := recover(); p != nil {
 			failure = fmt.Sprintf("%s\nseed %d: %v", strings.Join(w.log, "\n"), seed, p)
@@ -403,7 +426,7 @@ func (w *world) settle() {
 		if r.ended != 1 {
 			w.failf("%s has %d endings", r.id, r.ended)
 		}
-		if ready := w.recvs[r.peer].was[r.id]; r.ending.Ending == msg.EndReady && !ready {
+		if r.ending.Ending == msg.EndReady && !w.readyThere(r) {
 			w.failf("%s is ready here, not at its receiver", r.id)
 		}
 		if (r.ending.Ending == msg.EndReady) != (r.notified == 1) {
@@ -416,6 +439,9 @@ func (w *world) settle() {
 	}
 	if len(w.c.writes) != 0 || len(w.c.waits) != 0 || len(w.c.callers) != 0 {
 		w.failf("%d writes, %d waits, %d callers are left", len(w.c.writes), len(w.c.waits), len(w.c.callers))
+	}
+	if w.legacy {
+		w.checkLegacyRest()
 	}
 	for call, what := range w.waiting {
 		w.failf("call %d (%s) was never answered", call, what)

@@ -13,7 +13,7 @@ import (
 // random does one thing that can happen, and reports whether there was one.
 // When the world is quiet it does only what brings matters to an end.
 func (w *world) random() bool {
-	moves := []func() bool{w.deliverToReceiver, w.deliverToSender, w.connect, w.link, w.moveData, w.sum, w.engine}
+	moves := []func() bool{w.legacyMoves, w.deliverToReceiver, w.deliverToSender, w.connect, w.link, w.moveData, w.sum, w.engine}
 	if !w.quiet {
 		moves = append(moves, w.engine, w.engine, w.engine, w.fault, w.time)
 	}
@@ -52,7 +52,7 @@ func (w *world) connect() bool {
 			w.step(Disconnected{Conn: k.id, Text: "gone"})
 			return true
 		case !k.up && !w.quiet && w.rnd.Intn(4) == 0:
-			k.gone = true
+			k.gone, w.lossy = true, true
 			return true
 		case !k.up:
 			k.up = true
@@ -81,7 +81,7 @@ func (w *world) deliverToSender() bool {
 			m := k.toS[0]
 			k.toS = k.toS[1:]
 			w.step(Received{Conn: k.id, Msg: m})
-			if !w.quiet && w.rnd.Intn(16) == 0 { // R9: twice
+			if !w.quiet && !w.legacy && w.rnd.Intn(16) == 0 { // R9: twice
 				w.step(Received{Conn: k.id, Msg: m})
 			}
 			return true
@@ -183,7 +183,7 @@ func (w *world) fault() bool {
 	case 0:
 		for _, k := range w.sortedConns() {
 			if k.up && w.rnd.Intn(2) == 0 {
-				k.gone = true
+				k.gone, w.lossy = true, true
 				return true
 			}
 		}
@@ -195,9 +195,10 @@ func (w *world) fault() bool {
 			}
 		}
 	case 2:
-		return w.recvs[w.rnd.Intn(2)].endOne()
+		return !w.legacy && w.recvs[w.rnd.Intn(2)].endOne()
 	case 3:
 		w.recvs[w.rnd.Intn(2)].restart()
+		w.lossy = true
 		return true
 	case 4:
 		if len(w.engines) == 1 && w.rnd.Intn(3) != 0 {
@@ -247,8 +248,7 @@ func (w *world) engine() bool {
 		r := &obsRequest{id: id, total: int64(w.rnd.Intn(5)), peer: w.rnd.Intn(2), end: -1}
 		w.reqs[id] = r
 		before := w.c.live
-		w.step(Begin{Engine: e, Call: w.newCall("begin"), ReqID: id, Total: r.total, Peer: Peer{Host: "d", AllocPort: 9000 + r.peer},
-			Deadline: kv.Forever, Stage: int64(w.rnd.Intn(3))})
+		w.step(Begin{Engine: e, Call: w.newCall("begin"), ReqID: id, Total: r.total, Peer: w.peer(r), Deadline: kv.Forever, Stage: int64(w.rnd.Intn(3))})
 		if w.c.live == before && w.c.reqs[id] == nil && r.ended == 0 {
 			delete(w.reqs, id) // refused
 			return true
@@ -268,9 +268,13 @@ func (w *world) engine() bool {
 	case n == 10:
 		w.step(Cancel{Engine: e, Call: w.newCall("cancel"), ReqID: r.id, Reason: []fault.Code{"", fault.Deadline}[w.rnd.Intn(2)]})
 	default: // a repeat
-		w.step(Begin{Engine: e, Call: w.newCall("begin"), ReqID: r.id, Total: r.total, Peer: Peer{Host: "d", AllocPort: 9000 + r.peer}, Deadline: kv.Forever})
+		w.step(Begin{Engine: e, Call: w.newCall("begin"), ReqID: r.id, Total: r.total, Peer: w.peer(r), Deadline: kv.Forever})
 	}
 	return true
+}
+
+func (w *world) peer(r *obsRequest) Peer {
+	return Peer{Host: "d", AllocPort: 9000 + r.peer, InitPort: 8300 + r.peer}
 }
 
 // submit hands over what is staged, as the next chunks or as repeats.
@@ -363,6 +367,7 @@ type fakeReceiver struct {
 	answers map[uint64]msg.Message
 	pending map[uint64]bool
 	was     map[string]bool // ids that were ready
+	legacy  *legacyReceiver
 }
 
 type fakeRequest struct {
@@ -395,6 +400,7 @@ func newReceiver(w *world, n int) *fakeReceiver {
 func (f *fakeReceiver) restart() {
 	f.life++
 	f.session, f.conn, f.reqs, f.highest = false, nil, nil, 0
+	f.legacy = newLegacyReceiver()
 	f.answers, f.pending = map[uint64]msg.Message{}, map[uint64]bool{}
 	f.free = nil
 	for i := range kv.SlotID(6) {
@@ -425,6 +431,10 @@ func (f *fakeReceiver) answer(seq uint64, m msg.Message) {
 }
 
 func (f *fakeReceiver) receive(k *fakeConn, m msg.Message) {
+	if f.w.legacy {
+		f.receiveLegacy(k, m)
+		return
+	}
 	if h, ok := m.(*msg.Hello); ok {
 		f.hello(k, h)
 		return
@@ -573,6 +583,10 @@ func (f *fakeReceiver) release(r *fakeRequest) {
 }
 
 func (f *fakeReceiver) landed(gen kv.Generation, dst kv.SlotID) {
+	if f.w.legacy {
+		f.landedLegacy(dst)
+		return
+	}
 	r := f.byGen[gen]
 	if r == nil || r.state != "granted" {
 		return
