@@ -1,0 +1,173 @@
+package explore
+
+import (
+	"fmt"
+	"hash/maphash"
+	"io"
+	"runtime"
+	"sync"
+	"time"
+)
+
+// model is something to explore: states are bytes.
+type model interface {
+	start() []byte
+	// expand visits every successor of a state; goal says that all is over and
+	// free, bad which rule the state breaks by having no way on.
+	expand(state []byte, visit func(move uint32, next []byte, bad, excepted string)) (goal bool, bad string)
+	// describe replays moves from the start and prints them as a script.
+	describe(moves []uint32, out io.Writer)
+}
+
+// limits bound a search.
+type limits struct {
+	states  int           // at most; 0: no limit
+	elapsed time.Duration // at most; 0: no limit
+	workers int           // 0: one for each processor
+}
+
+// Report is what a search found.
+type report struct {
+	states, edges int
+	depth         int
+	goals         int
+	elapsed       time.Duration
+	complete      bool     // every reachable state was visited
+	bad           string   // the first violation, "" if none
+	moves         []uint32 // a shortest way to it
+	excepted      string   // R6's named exception, if it was met
+	exceptMoves   []uint32
+}
+
+func (r *report) String() string {
+	s := fmt.Sprintf("%d states, %d steps, depth %d, %d at rest, %.1f s", r.states, r.edges, r.depth, r.goals, r.elapsed.Seconds())
+	if !r.complete {
+		s += " (not complete)"
+	}
+	return s
+}
+
+// search visits every state that a model can reach, breadth first, and then
+// checks that each can reach one in which all is over and free.
+func search(m model, lim limits) *report {
+	begin := time.Now()
+	g := newGraph()
+	rep := &report{complete: true}
+	start := m.start()
+	root, _ := g.add(g.hash(start), none, 0)
+	frontier := []task{{root, start}}
+	workers := lim.workers
+	if workers == 0 {
+		workers = runtime.GOMAXPROCS(0)
+	}
+	for len(frontier) > 0 && rep.bad == "" {
+		if lim.states > 0 && g.len() >= lim.states || lim.elapsed > 0 && time.Since(begin) > lim.elapsed {
+			rep.complete = false
+			break
+		}
+		next, found := g.level(m, frontier, workers)
+		for _, f := range found {
+			if f.excepted && rep.excepted == "" {
+				rep.excepted, rep.exceptMoves = f.text, append(g.path(f.from), f.move...)
+			}
+			if !f.excepted && rep.bad == "" {
+				rep.bad, rep.moves = f.text, append(g.path(f.from), f.move...)
+			}
+		}
+		frontier = next
+		if len(frontier) > 0 {
+			rep.depth++
+		}
+	}
+	rep.states, rep.edges, rep.goals = g.len(), len(g.edges), len(g.goals)
+	if rep.bad == "" && rep.complete {
+		if id, ok := g.stuck(); ok {
+			rep.bad = "R12: from here nothing leads to a state in which all has ended and all is free"
+			rep.moves = g.path(id)
+		}
+	}
+	rep.elapsed = time.Since(begin)
+	return rep
+}
+
+// task is a state to expand.
+type task struct {
+	id    uint32
+	state []byte
+}
+
+// finding is a violation, or the named exception, after one more move.
+type finding struct {
+	from     uint32
+	move     []uint32
+	text     string
+	excepted bool
+}
+
+// level expands a frontier and returns the next one.
+func (g *graph) level(m model, frontier []task, workers int) (next []task, found []finding) {
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	var at int
+	const chunk = 64
+	for range workers {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			var out []task
+			var finds []finding
+			var edges []edge
+			var goals []uint32
+			for {
+				mu.Lock()
+				lo := at
+				at = min(at+chunk, len(frontier))
+				hi := at
+				mu.Unlock()
+				if lo == hi {
+					break
+				}
+				for i := lo; i < hi; i++ {
+					t := frontier[i]
+					goal, bad := m.expand(t.state, func(mv uint32, b []byte, bad, excepted string) {
+						if excepted != "" {
+							finds = append(finds, finding{t.id, []uint32{mv}, excepted, true})
+						}
+						if bad != "" {
+							finds = append(finds, finding{t.id, []uint32{mv}, bad, false})
+							return
+						}
+						id, fresh := g.add(g.hash(b), t.id, mv)
+						edges = append(edges, edge{t.id, id})
+						if fresh {
+							out = append(out, task{id, b})
+						}
+					})
+					if bad != "" {
+						finds = append(finds, finding{t.id, nil, bad, false})
+					}
+					if goal {
+						goals = append(goals, t.id)
+					}
+					frontier[i].state = nil
+				}
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			next = append(next, out...)
+			found = append(found, finds...)
+			g.edges = append(g.edges, edges...)
+			g.goals = append(g.goals, goals...)
+		}()
+	}
+	wg.Wait()
+	return next, found
+}
+
+var seeds = [2]maphash.Seed{maphash.MakeSeed(), maphash.MakeSeed()}
+
+// hash is 128 bits of a state: that two of n states share them has a chance of
+// about n²/2^129.
+func (g *graph) hash(b []byte) [2]uint64 {
+	return [2]uint64{maphash.Bytes(seeds[0], b), maphash.Bytes(seeds[1], b)}
+}
