@@ -329,6 +329,9 @@ func (c *Core) lose(now kv.Instant, l *dataLink, k *commit, i int, text string) 
 		c.touch(k.req)
 		return
 	}
+	if it.sent && l.def.OneSided {
+		return // its bytes are there; once more they could meet who reads them
+	}
 	it.sent, it.lost = false, true
 	k.lost++
 	l.p.lost++

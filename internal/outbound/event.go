@@ -6,7 +6,8 @@ import (
 	"github.com/berthkv/berth/internal/msg"
 )
 
-// Event is one thing that happened to the sender.
+// Event is one thing that happened to the sender. Its slices and messages are
+// the caller's again when Step returns; the core copies what it keeps.
 type Event interface{ event() }
 
 // ---- the engine; its connections are admitted by package attach ----
@@ -43,7 +44,8 @@ type Peer struct {
 }
 
 // Stage: n staging slots for a granted request; blocks until they are there
-// unless NonBlocking.
+// unless NonBlocking (then Busy). They are the engine's until it submits or
+// unstages them, also when the request ends before that.
 type Stage struct {
 	Engine      kv.ConnID
 	Call        kv.CallID
@@ -62,7 +64,8 @@ type Unstage struct {
 }
 
 // Submit hands staged slots over as one batch. HasEnd: the request has End
-// chunks in all.
+// chunks in all. On a nil error the core owns the slots; on error the engine
+// still does, and submits or unstages them.
 type Submit struct {
 	Engine kv.ConnID
 	Call   kv.CallID
@@ -80,7 +83,9 @@ type Chunk struct {
 	Tokens int64
 }
 
-// Cancel: answered with the ending once none of its writes is in flight.
+// Cancel: answered with the ending once none of its writes is in flight; at once
+// when it has ended, or was never begun. An unknown name is kept as cancelled, so
+// that a Begin which it overtook is answered with that.
 type Cancel struct {
 	Engine kv.ConnID // of a tool too
 	Call   kv.CallID
@@ -167,7 +172,8 @@ type LinkID uint64
 
 // ---- actions ----
 
-// Action is one thing for the shell to do, in order.
+// Action is one thing for the shell to do, in order. What it holds, slices and
+// messages, is the shell's to read until the next Step.
 type Action interface{ action() }
 
 // Dial a control connection to the peer; answered by Connected or Disconnected.
