@@ -10,8 +10,8 @@ import (
 )
 
 // Want says whether the owner has a use for the session. Wanted, it is opened
-// and kept; unwanted, it is closed after Config.Idle, or at once when it is
-// not up.
+// and kept; unwanted, it is closed after Config.Idle, or at once when it is not
+// up and nothing is unanswered.
 func (s *Session[T]) Want(now kv.Instant, want bool) {
 	if want == s.wanted {
 		return
@@ -28,10 +28,14 @@ func (s *Session[T]) Want(now kv.Instant, want bool) {
 		}
 	case s.state == up || s.state == foreign:
 		s.idleAt = now.Add(s.cfg.Idle)
-	default:
+	case !s.needed():
 		s.rest()
 	}
 }
+
+// needed reports whether a connection is worth making: somebody wants it, or
+// something has to be sent again.
+func (s *Session[T]) needed() bool { return s.wanted || (s.opened && s.calls.first != nil) }
 
 // rest gives the session up without a word; the next one is a new one.
 func (s *Session[T]) rest() {
@@ -75,7 +79,7 @@ func (s *Session[T]) retry(now kv.Instant, wait kv.Duration, text string) {
 		s.backoff = min(max(2*s.backoff, FirstBackoff), LastBackoff)
 	}
 	at := now.Add(max(wait, s.backoff))
-	if !s.wanted {
+	if !s.needed() {
 		s.rest()
 		s.dialAt = at
 		return
