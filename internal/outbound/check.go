@@ -8,7 +8,7 @@ import (
 
 // Check verifies the invariants that are predicates of a state; nil when all
 // hold. It is for tests and costs as much as the state is large.
-func (c *Core) Check(now kv.Instant) error {
+func (c *Core) Check() error {
 	for _, f := range []func() error{c.checkPool, c.checkPeers, c.checkRequests, c.checkTimers, c.checkLimits} {
 		if err := f(); err != nil {
 			return err

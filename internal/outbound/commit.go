@@ -161,13 +161,13 @@ func (c *Core) startCommits(now kv.Instant, p *peer) {
 		switch {
 		case l.def.Pull:
 			k.nameSources()
-			c.ask(now, k)
+			c.ask(k)
 		case l.def.OneSided && len(k.items) > 0:
 			k.phase = writing
 			c.writeItems(k, false)
 		default:
 			c.writeItems(k, false)
-			c.ask(now, k)
+			c.ask(k)
 		}
 	}
 }
@@ -195,7 +195,7 @@ func (c *Core) underWay(now kv.Instant, k *commit) {
 }
 
 // ask sends the Commit.
-func (c *Core) ask(now kv.Instant, k *commit) {
+func (c *Core) ask(k *commit) {
 	k.phase, k.owed = asked, true
 	c.request(k.req.peer, &k.msg, call{kind: callCommit, req: k.req, commit: k})
 }
@@ -278,7 +278,7 @@ func (c *Core) sent(now kv.Instant, ev Sent) {
 			continue
 		}
 		if k.phase == writing && k.unsent == 0 && k.lost == 0 {
-			c.ask(now, k)
+			c.ask(k)
 		}
 	}
 	if len(c.heldIDs) > at {

@@ -127,7 +127,7 @@ func (c *Core) Step(now kv.Instant, ev Event) []Action {
 	case Stage:
 		c.stage(now, ev)
 	case Unstage:
-		c.unstage(now, ev)
+		c.unstage(ev)
 	case Submit:
 		c.submit(now, ev)
 	case Cancel:
@@ -137,7 +137,7 @@ func (c *Core) Step(now kv.Instant, ev Event) []Action {
 	case EngineLost:
 		c.engineLost(now, ev)
 	case EngineFenced:
-		c.engineFenced(now, ev)
+		c.engineFenced(ev)
 	case Connected:
 		c.connected(now, ev)
 	case Disconnected:
@@ -247,7 +247,7 @@ func (c *Core) tick(now kv.Instant) {
 		case timeRequest:
 			c.requestDue(now, t.req)
 		case timeStage:
-			c.stageDue(now, t.wait)
+			c.stageDue(t.wait)
 		case timeLink:
 			c.linkDue(now, t.link)
 		}

@@ -87,7 +87,7 @@ func (c *Core) engineLost(now kv.Instant, ev EngineLost) {
 	}
 }
 
-func (c *Core) engineFenced(now kv.Instant, ev EngineFenced) {
+func (c *Core) engineFenced(ev EngineFenced) {
 	n := 0
 	for id := range c.pool.slots {
 		if s := &c.pool.slots[id]; s.state == slotQuarantined && s.engine == ev.Engine {

@@ -59,7 +59,7 @@ func (c *Core) pumpLegacy(now kv.Instant, p *peer) {
 		}
 		r = next
 	}
-	c.pumpCancels(now, p)
+	c.pumpCancels(p)
 	c.armPeer(p)
 }
 

@@ -63,7 +63,7 @@ func (c *Core) dialLegacy(now kv.Instant, p *peer) {
 	}
 }
 
-func (c *Core) legacyConnected(now kv.Instant, conn kv.ConnID) {
+func (c *Core) legacyConnected(conn kv.ConnID) {
 	lc := c.legacy[conn]
 	if lc == nil || lc.open {
 		return
@@ -130,7 +130,7 @@ func (c *Core) cancelConnLost(now kv.Instant, p *peer, lc *legacyConn) {
 }
 
 // pumpCancels sends the next CancelNotif, one at a time.
-func (c *Core) pumpCancels(now kv.Instant, p *peer) {
+func (c *Core) pumpCancels(p *peer) {
 	l := &p.legacy
 	switch {
 	case len(l.cancels) == 0:

@@ -120,7 +120,7 @@ func (s *script) step(ev Event) {
 		}
 		fmt.Fprintln(&s.out, show(act))
 	}
-	if err := s.c.Check(s.now); err != nil {
+	if err := s.c.Check(); err != nil {
 		s.t.Fatalf("check after %#v: %v", ev, err)
 	}
 }

@@ -229,7 +229,7 @@ func (c *Core) connected(now kv.Instant, ev Connected) {
 		c.flush(p)
 		return
 	}
-	c.legacyConnected(now, ev.Conn)
+	c.legacyConnected(ev.Conn)
 }
 
 func (c *Core) disconnected(now kv.Instant, ev Disconnected) {

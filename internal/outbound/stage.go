@@ -114,7 +114,7 @@ func (c *Core) dropWaits(match func(*stageWait) bool, err *fault.Error) {
 	}
 }
 
-func (c *Core) stageDue(now kv.Instant, w *stageWait) {
+func (c *Core) stageDue(w *stageWait) {
 	c.dropWaits(func(x *stageWait) bool { return x == w },
 		fault.New(fault.Deadline, "%d slots asked for; %d of %d free", w.n, len(c.pool.free), len(c.pool.slots)))
 }
@@ -122,7 +122,7 @@ func (c *Core) stageDue(now kv.Instant, w *stageWait) {
 // freed makes a slot free; the end of the Step wakes the stages.
 func (c *Core) freed(id kv.SlotID) { c.pool.put(id, slotWriting) }
 
-func (c *Core) unstage(now kv.Instant, ev Unstage) {
+func (c *Core) unstage(ev Unstage) {
 	if err := c.checkStaged(ev.Engine, ev.ReqID, len(ev.Slots), func(i int) kv.SlotID { return ev.Slots[i] }); err != nil {
 		c.answer(ev.Call, err)
 		return

@@ -131,11 +131,11 @@ func (w *world) step(ev Event) {
 		twin = w.c.Clone()
 	}
 	acts := w.c.Step(w.now, ev)
-	if err := w.c.Check(w.now); err != nil {
+	if err := w.c.Check(); err != nil {
 		w.failf("check: %v", err)
 	}
 	if twin != nil {
-		if err := twin.Check(w.now); err != nil {
+		if err := twin.Check(); err != nil {
 			w.failf("the copy: %v", err)
 		}
 		other := twin.Step(w.now, ev)
@@ -147,7 +147,7 @@ func (w *world) step(ev Event) {
 				w.failf("the copy does %q, not %q", b, a)
 			}
 		}
-		if !bytes.Equal(w.c.Encode(w.now, nil), twin.Encode(w.now, nil)) {
+		if !bytes.Equal(w.c.Encode(nil, w.now), twin.Encode(nil, w.now)) {
 			w.failf("the copy encodes otherwise")
 		}
 	}

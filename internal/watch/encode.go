@@ -64,7 +64,7 @@ func (c *Core) Clone() *Core {
 
 // Encode appends the state in a canonical form: two cores that will answer
 // every event alike give equal bytes. Times are relative to now.
-func (c *Core) Encode(now kv.Instant, b []byte) []byte {
+func (c *Core) Encode(b []byte, now kv.Instant) []byte {
 	ints := func(vs ...uint64) {
 		for _, v := range vs {
 			b = binary.AppendUvarint(b, v)

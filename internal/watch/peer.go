@@ -111,7 +111,7 @@ func (c *Core) pump(now kv.Instant, p *peer) {
 }
 
 // proved: what was sent before that heartbeat has arrived.
-func (c *Core) proved(now kv.Instant, p *peer, seq uint64) {
+func (c *Core) proved(p *peer, seq uint64) {
 	if p.proof == 0 || seq < p.proof {
 		return
 	}
@@ -119,7 +119,7 @@ func (c *Core) proved(now kv.Instant, p *peer, seq uint64) {
 	for _, r := range p.ranks {
 		if r.state == rankAsked && r.proof != 0 {
 			r.state = rankWatching
-			c.advance(now, r.w)
+			c.advance(r.w)
 		}
 	}
 }
@@ -168,31 +168,31 @@ func (c *Core) notice(now kv.Instant, p *peer, n session.Notice[call]) {
 	switch n.Kind {
 	case session.Reply:
 		if r := n.Ref.rank; r != nil {
-			c.reply(now, r, n.Msg)
+			c.reply(r, n.Msg)
 		}
 		c.flush(p)
 		return
 	case session.Proved:
-		c.proved(now, p, n.Seq)
+		c.proved(p, n.Seq)
 	case session.Closed, session.Resumed:
 		p.unprove()
 	case session.Up: // what an earlier session watched is gone with it
 		p.unprove()
-		c.lose(now, p, false, fault.PeerLost, "the receiver opened another session")
+		c.lose(p, false, fault.PeerLost, "the receiver opened another session")
 	case session.Lost, session.Refused:
 		p.unprove()
 		p.cancels = nil
-		c.lose(now, p, true, n.Code, n.Text)
+		c.lose(p, true, n.Code, n.Text)
 	case session.Legacy:
 		p.unprove()
 		p.cancels = nil
 		for _, r := range slices.Clone(p.ranks) {
 			if r.state == rankQueued {
 				r.state = rankLegacy
-				c.advance(now, r.w)
+				c.advance(r.w)
 			}
 		}
-		c.lose(now, p, false, fault.PeerLost, n.Text)
+		c.lose(p, false, fault.PeerLost, n.Text)
 	}
 	c.findLease()
 	c.settleWant(now, p)
@@ -202,12 +202,12 @@ func (c *Core) notice(now kv.Instant, p *peer, n session.Notice[call]) {
 // lose ends what was watched in a session that is over, and with queued also
 // what waits for one. A rank that was ready may be so no more: what its
 // receiver kept for us, and nobody has claimed, is cancelled with our lease.
-func (c *Core) lose(now kv.Instant, p *peer, queued bool, code fault.Code, text string) {
+func (c *Core) lose(p *peer, queued bool, code fault.Code, text string) {
 	for _, r := range slices.Clone(p.ranks) {
 		if r.w.told || r.state == rankLegacy || (r.state == rankQueued && !queued) {
 			continue
 		}
-		c.result(now, r.w, Result{Ending: msg.EndFailed, Reason: code, Text: fmt.Sprintf("%s: %s", p.addr, text), Rank: r.n})
+		c.result(r.w, Result{Ending: msg.EndFailed, Reason: code, Text: fmt.Sprintf("%s: %s", p.addr, text), Rank: r.n})
 	}
 }
 

@@ -78,7 +78,7 @@ func (s *script) step(t *testing.T, ev Event) {
 		t.Fatalf("after %#v: %v", ev, err)
 	}
 	twin.Step(s.now, ev)
-	if !bytes.Equal(s.c.Encode(s.now, nil), twin.Encode(s.now, nil)) {
+	if !bytes.Equal(s.c.Encode(nil, s.now), twin.Encode(nil, s.now)) {
 		t.Fatalf("after %#v a copy encodes otherwise", ev)
 	}
 }

@@ -69,7 +69,7 @@ func (c *Core) watch(now kv.Instant, ev Watch) {
 	for i, addr := range ev.Peers {
 		p := c.findPeer(addr)
 		if p == nil {
-			c.result(now, w, Result{Ending: msg.EndFailed, Reason: fault.Busy, Rank: i,
+			c.result(w, Result{Ending: msg.EndFailed, Reason: fault.Busy, Rank: i,
 				Text: fmt.Sprintf("%d receivers are known; the limit is %d", len(c.peers), c.cfg.MaxPeers)})
 			return
 		}
@@ -84,8 +84,8 @@ func (c *Core) watch(now kv.Instant, ev Watch) {
 	for _, r := range w.ranks {
 		c.pump(now, r.p)
 	}
-	c.early.replay(w.reqID, func(e *earlyWord) { c.takeEarly(now, w, e) })
-	c.advance(now, w)
+	c.early.replay(w.reqID, func(e *earlyWord) { c.takeEarly(w, e) })
+	c.advance(w)
 }
 
 func (c *Core) checkWatch(ev Watch) *fault.Error {
@@ -105,7 +105,7 @@ func (c *Core) checkWatch(ev Watch) *fault.Error {
 }
 
 // reply takes a receiver's word on a rank: the answer to Watch, or to Ready.
-func (c *Core) reply(now kv.Instant, r *rank, m msg.Message) {
+func (c *Core) reply(r *rank, m msg.Message) {
 	if r.w.told {
 		return
 	}
@@ -113,20 +113,20 @@ func (c *Core) reply(now kv.Instant, r *rank, m msg.Message) {
 	case *msg.Ended:
 		if m.Ending == msg.EndReady {
 			r.state = rankReady
-			c.advance(now, r.w)
+			c.advance(r.w)
 			return
 		}
-		c.result(now, r.w, Result{Ending: m.Ending, Reason: m.Reason, Text: m.Text, Rank: r.n})
+		c.result(r.w, Result{Ending: m.Ending, Reason: m.Reason, Text: m.Text, Rank: r.n})
 	case *msg.Error:
-		c.result(now, r.w, Result{Ending: msg.EndFailed, Reason: m.Code, Text: m.Text, Rank: r.n})
+		c.result(r.w, Result{Ending: msg.EndFailed, Reason: m.Code, Text: m.Text, Rank: r.n})
 	default:
-		c.result(now, r.w, Result{Ending: msg.EndFailed, Reason: fault.Internal, Text: fmt.Sprintf("the receiver answered Watch with %T", m), Rank: r.n})
+		c.result(r.w, Result{Ending: msg.EndFailed, Reason: fault.Internal, Text: fmt.Sprintf("the receiver answered Watch with %T", m), Rank: r.n})
 	}
 }
 
 // advance says Accepted, asks legacy requests to be committed, and says the
 // result, as soon as each may be said.
-func (c *Core) advance(now kv.Instant, w *watched) {
+func (c *Core) advance(w *watched) {
 	if w.told {
 		return
 	}
@@ -149,12 +149,12 @@ func (c *Core) advance(now kv.Instant, w *watched) {
 		}
 	}
 	if ready {
-		c.result(now, w, Result{Ending: msg.EndReady})
+		c.result(w, Result{Ending: msg.EndReady})
 	}
 }
 
 // result fixes the result. A bad one ends the name at the other receivers.
-func (c *Core) result(now kv.Instant, w *watched, res Result) {
+func (c *Core) result(w *watched, res Result) {
 	if w.told {
 		return
 	}
@@ -173,7 +173,7 @@ func (c *Core) expireWatches(now kv.Instant) {
 		switch {
 		case w.told:
 		case w.deadline <= now:
-			c.expire(now, w)
+			c.expire(w)
 		default:
 			c.dueAt = min(c.dueAt, w.deadline)
 		}
@@ -181,7 +181,7 @@ func (c *Core) expireWatches(now kv.Instant) {
 }
 
 // expire ends a watch at its deadline.
-func (c *Core) expire(now kv.Instant, w *watched) {
+func (c *Core) expire(w *watched) {
 	slow := 0
 	for _, r := range w.ranks {
 		if r.state != rankReady && r.state != rankLegacy {
@@ -189,7 +189,7 @@ func (c *Core) expire(now kv.Instant, w *watched) {
 			break
 		}
 	}
-	c.result(now, w, Result{Ending: msg.EndFailed, Reason: fault.Deadline, Text: "not ready before the deadline of its watch", Rank: slow})
+	c.result(w, Result{Ending: msg.EndFailed, Reason: fault.Deadline, Text: "not ready before the deadline of its watch", Rank: slow})
 }
 
 // cancel ends a name at all its receivers, also after it was ready, and the

@@ -12,10 +12,10 @@ import (
 func (w *watched) spoken() bool { return len(w.words) >= len(w.ranks) }
 
 // word counts a ProxyNotif: one for a name from each connection.
-func (c *Core) word(now kv.Instant, w *watched, conn kv.ConnID) {
+func (c *Core) word(w *watched, conn kv.ConnID) {
 	if !w.spoken() && !slices.Contains(w.words, conn) {
 		w.words = append(w.words, conn)
-		c.advance(now, w)
+		c.advance(w)
 	}
 }
 
@@ -24,13 +24,13 @@ func (c *Core) notified(now kv.Instant, ev Notified) {
 	switch m := ev.Msg.(type) {
 	case *msg.ProxyNotif:
 		if w := c.byName[m.ReqID]; w != nil {
-			c.word(now, w, ev.Conn)
+			c.word(w, ev.Conn)
 		} else if e := c.early.of(now, m.ReqID); e != nil && len(e.conns) < maxRanks && !slices.Contains(e.conns, ev.Conn) {
 			e.conns = append(e.conns, ev.Conn)
 		}
 	case *msg.EndingNotice:
 		if w := c.byName[m.ReqID]; w != nil {
-			c.believe(now, w, m)
+			c.believe(w, m)
 		} else if e := c.early.of(now, m.ReqID); e != nil && e.notice == nil {
 			e.notice = m
 		}
@@ -39,20 +39,20 @@ func (c *Core) notified(now kv.Instant, ev Notified) {
 
 // believe takes a sender's word that its rank has ended badly. The receiver's
 // own word, where there is one, stands against it.
-func (c *Core) believe(now kv.Instant, w *watched, m *msg.EndingNotice) {
+func (c *Core) believe(w *watched, m *msg.EndingNotice) {
 	if m.Ending == msg.EndReady || m.Rank < 0 || m.Rank >= int64(len(w.ranks)) || w.ranks[m.Rank].state == rankReady {
 		return
 	}
-	c.result(now, w, Result{Ending: m.Ending, Reason: m.Reason, Text: m.Text, Rank: int(m.Rank)})
+	c.result(w, Result{Ending: m.Ending, Reason: m.Reason, Text: m.Text, Rank: int(m.Rank)})
 }
 
 // takeEarly applies what came before the watch.
-func (c *Core) takeEarly(now kv.Instant, w *watched, e *earlyWord) {
+func (c *Core) takeEarly(w *watched, e *earlyWord) {
 	for _, conn := range e.conns {
-		c.word(now, w, conn)
+		c.word(w, conn)
 	}
 	if e.notice != nil {
-		c.believe(now, w, e.notice)
+		c.believe(w, e.notice)
 	}
 }
 
