@@ -22,9 +22,9 @@ type Config struct {
 	AllocationTimeout kv.Duration // pd_allocation_timeout_sec: bounds staging waits here
 	WriteTimeout      kv.Duration // write_timeout_sec
 	EndingTTL         kv.Duration // ending_ttl_sec
-	// ConnectTimeout bounds the time without a session after which begins to a
-	// receiver end as peer_lost, and the wait for the answer to Hello; 0: 15 s,
-	// the default lease.
+	// ConnectTimeout bounds the time without a session, or with one and without a
+	// data link, after which begins to a receiver end as peer_lost; and the wait
+	// for the answer to Hello or Cancel. 0: 15 s, the default lease.
 	ConnectTimeout kv.Duration
 
 	SkipNotify bool  // pd_skip_proxy_notification, or no proxy address

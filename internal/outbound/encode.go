@@ -11,7 +11,8 @@ import (
 
 // Encode appends the state in a canonical form: two cores that will answer
 // every event alike give equal bytes. Times are relative to now; what is only
-// kept to be reused is left out.
+// kept to be reused, and since when something is there, are left out: the ages
+// that are reported have no part in what is decided.
 func (c *Core) Encode(b []byte, now kv.Instant) []byte {
 	e := encoder{now: now, b: b}
 	e.ints(int(c.lastPeer), int(c.floor), int(c.lastReq), int(c.lastLink), int(c.lastWrite), int(c.lastSum), int(c.lastConn))

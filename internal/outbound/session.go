@@ -169,11 +169,11 @@ func (c *Core) flush(p *peer) {
 	c.armPeer(p)
 }
 
-func (c *Core) armPeer(p *peer) { c.arm(&p.timer, min(p.next(), p.legacyNext(c.cfg.ConnectTimeout))) }
+func (c *Core) armPeer(p *peer) { c.arm(&p.timer, min(p.next(c.cfg.ConnectTimeout), p.legacyNext(c.cfg.ConnectTimeout))) }
 
 // next is when a receiver has something due: its session, a link to try again,
 // or the end of the wait for one.
-func (p *peer) next() kv.Instant {
+func (p *peer) next(patience kv.Duration) kv.Instant {
 	at := p.sess.Next()
 	if p.link == nil && p.legacy.link == nil && p.queue.n > 0 && (p.sess.Up() || p.dialect == speaksLMCache) {
 		for i := range p.tries {
@@ -181,13 +181,10 @@ func (p *peer) next() kv.Instant {
 		}
 	}
 	if p.linkless != kv.Never {
-		at = min(at, p.linkless.Add(linkPatience))
+		at = min(at, p.linkless.Add(patience))
 	}
 	return at
 }
-
-// linkPatience is how long begins wait for a data link before they fail.
-const linkPatience = 15 * kv.Second
 
 func (c *Core) peerDue(now kv.Instant, p *peer) {
 	for p.sess.Next() <= now {
@@ -195,7 +192,7 @@ func (c *Core) peerDue(now kv.Instant, p *peer) {
 		c.flush(p)
 		c.notice(now, p, n)
 	}
-	if p.linkless != kv.Never && now >= p.linkless.Add(linkPatience) {
+	if p.linkless != kv.Never && now >= p.linkless.Add(c.cfg.ConnectTimeout) {
 		p.linkless = kv.Never
 		var errs []string
 		for _, t := range p.tries {
