@@ -169,7 +169,9 @@ func (c *Core) flush(p *peer) {
 	c.armPeer(p)
 }
 
-func (c *Core) armPeer(p *peer) { c.arm(&p.timer, min(p.next(c.cfg.ConnectTimeout), p.legacyNext(c.cfg.ConnectTimeout))) }
+func (c *Core) armPeer(p *peer) {
+	c.arm(&p.timer, min(p.next(c.cfg.ConnectTimeout), p.legacyNext(c.cfg.ConnectTimeout)))
+}
 
 // next is when a receiver has something due: its session, a link to try again,
 // or the end of the wait for one.
