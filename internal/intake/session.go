@@ -37,6 +37,7 @@ type peer struct {
 	incarnation kv.Incarnation
 	secret      kv.Secret
 	conn        kv.ConnID          // over which it speaks now
+	hello       uint64             // seq of the Hello on it
 	highest     uint64             // begin seen
 	seq         uint64             // of our own requests
 	told        map[uint64]*ending // Ended, by our seq, that Drained has not answered
@@ -234,7 +235,7 @@ func (c *Core) hello(cn *conn, m *msg.Hello) {
 			c.act(Allow{Owner: p.incarnation, Secret: p.secret})
 		}
 	}
-	cn.session, p.conn = p, cn.id
+	cn.session, p.conn, p.hello = p, cn.id, m.Seq
 	c.renew(p)
 	c.send(cn.id, &msg.HelloReply{Re: m.Seq, Version: msg.Version, Incarnation: c.cfg.Incarnation, Resumed: resumed,
 		Capacity: int64(c.cfg.Capacity), LeaseMS: c.cfg.Lease.Millis(), Links: c.offers()})
@@ -280,6 +281,9 @@ func (c *Core) checkHello(cn *conn, m *msg.Hello) *fault.Error {
 	}
 	if p.role != m.Role {
 		return fault.New(fault.BadRequest, "incarnation %s is a %s, not a %s", m.Incarnation.Short(), p.role, m.Role)
+	}
+	if m.Seq <= p.hello { // over an older connection: it would end the session that came after it
+		return fault.New(fault.BadRequest, "a late Hello: its seq is %d, the session's last Hello had %d", m.Seq, p.hello)
 	}
 	return nil
 }
