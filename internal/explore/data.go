@@ -379,8 +379,7 @@ func (w *world) strike(n int, x *write) {
 	}
 	if w.atts[x.att].trusted {
 		w.excepted = "a late write of " + w.x.name(int(x.att)) + " lands in slot " + itoa(int(x.dst)) + ", which is another's: its writer was trusted to be gone"
-		m.content = 0
-		return
+		return // the search goes on as if it had not
 	}
 	w.violate("R6", "a late write of %s lands in slot %d of receiver %d, which is open under generation %d", w.x.name(int(x.att)), x.dst, r, m.gen)
 }

@@ -338,12 +338,11 @@ func (w *world) loseEngine(e int) {
 		}
 		a := w.att(i)
 		a.staged, a.waits = nil, false
-		switch {
-		case !a.begun && w.promptBegun(i):
-			a.gone = true
-		case a.begun && int(a.submitted) < w.x.specs[i].end && a.cancel == 0:
-			a.cancel = 2 // by the agent
-		case a.cancel == 1: // nobody is there to hear the answer
+		if a.begun || w.promptBegun(i) {
+			a.gone = true // nobody is there to be told
+		}
+		if a.cancel == 1 {
+			a.cancel = 2
 		}
 	}
 	for k := range w.x.ranks {

@@ -141,7 +141,7 @@ func (c *coreState) encode() []byte {
 	if c.recv != nil {
 		b = c.recv.EncodeWithin(b, horizon)
 	} else {
-		b = c.send.Encode(c.at, b)
+		b = c.send.Encode(b, c.at)
 	}
 	if c.wake == kv.Never {
 		return append(b, 0xff)
@@ -221,7 +221,7 @@ func (m *memo) stepSend(p place, ev event, make func() outbound.Event) *step {
 		}
 		acts := m.outboundActs(c, c.send.Step(c.at, e))
 		s = &step{acts: acts}
-		if err := c.send.Check(c.at); err != nil {
+		if err := c.send.Check(); err != nil {
 			s.bad = err.Error()
 		} else if ev.repeat {
 			s.bad = m.repeatSend(c, e)

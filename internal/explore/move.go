@@ -106,7 +106,7 @@ func (w *world) moves(out []move) []move {
 	}
 	progress := slices.ContainsFunc(out, func(m move) bool { return m.kind.progress() })
 	may := func(f faultSet) bool { return w.x.faults&f != 0 && int(w.spent) < w.x.budget }
-	if d := w.next(); d != kv.Forever && d > atOnce {
+	if d := w.next(); d < horizon && d > atOnce {
 		switch {
 		case !progress:
 			out = append(out, mv(mvTime))

@@ -373,11 +373,8 @@ func (w *world) crashS(n int) {
 				hit = hit || w.x.specs[j].sender == n && w.atts[j].begun && w.atts[j].told.how == 0
 			}
 			switch {
-			case sp.sender == n && a.begun && a.told.how == 0:
+			case sp.sender == n && a.begun: // its agent knows nothing of it
 				a.gone, a.waits, a.staged, a.granted = true, false, nil, false
-				if a.cancel == 1 {
-					a.cancel = 2
-				}
 			case hit && !a.begun:
 				a.gone = true
 			case hit && a.told.how == 0 && sp.sender != n:
