@@ -252,10 +252,10 @@ func (c *Core) cancel(cn *conn, p *peer, m *msg.Cancel) {
 		c.send(cn.id, &msg.Ended{Re: m.Seq, Begin: m.Begin, Ending: stands.ending, Reason: stands.reason, Text: stands.text})
 		return
 	}
+	stands := c.cancelName(m.ReqID, v)
 	if p.role == msg.RoleProxy {
 		c.markName(m.ReqID, v, p.label)
 	}
-	stands := c.cancelName(m.ReqID, v)
 	c.send(cn.id, &msg.Ended{Re: m.Seq, ReqID: m.ReqID, Ending: stands.ending, Reason: stands.reason, Text: stands.text})
 }
 
@@ -295,11 +295,16 @@ func (p *peer) standing(begin uint64) verdict {
 	return verdict{msg.EndFailed, fault.Ended, "it has ended, and its ending is no longer kept"}
 }
 
-// markName leaves the ending on a name that is not live, so that what comes
-// later under it is refused.
+// markName makes a name that is not live refuse what comes later under it: the
+// ending that it has, or one that is left on it.
 func (c *Core) markName(id string, v verdict, by string) {
 	n := c.nameOf(id)
-	if n.requests.n == 0 && n.marks == 0 && !c.crowded() {
+	switch {
+	case n.requests.n > 0 || n.marks > 0:
+	case n.endings.n > 0:
+		n.endings.last.mark = true
+		n.marks++
+	case !c.crowded():
 		v.ending, v.reason = msg.EndCancelled, fault.Cancelled
 		c.keep(&ending{verdict: v, name: n, mark: true})
 		c.act(Note{Kind: NoteEnded, Owner: by, ReqID: id, Ending: v.ending, Reason: v.reason, Text: "cancelled before it began"})

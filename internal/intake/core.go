@@ -208,23 +208,25 @@ func busy(format string, args ...any) *fault.Error {
 
 // settle tells the ledger what has come free and admits whoever may go now.
 func (c *Core) settle() {
-	if back := int64(c.pool.Counts().Free) - c.ledger.Free(); back > 0 {
-		c.ledger.Return(back)
-		c.unsettled = true
-	}
 	for {
-		if b := (blocked{int64(c.pool.Counts().Quarantined), c.lockStep}); b != c.blocked {
+		n := c.pool.Counts()
+		if back := int64(n.Free) - c.ledger.Free(); back > 0 {
+			c.ledger.Return(back)
+			c.unsettled = true
+		}
+		if b := (blocked{int64(n.Quarantined), c.lockStep}); b != c.blocked {
 			c.ledger.SetBlocked(b.quarantined, b.lockStep)
 			c.blocked = b
-		} else if !c.unsettled {
+			c.unsettled = true
+		}
+		if !c.unsettled {
 			return
 		}
-		c.unsettled = false
 		id, ok := c.ledger.Next()
 		if !ok {
+			c.unsettled = false
 			return
 		}
-		c.unsettled = true
 		c.admit(c.waiting[id])
 	}
 }

@@ -219,12 +219,17 @@ func (c *Core) nameOf(id string) *name {
 	if n := c.names[id]; n != nil {
 		return n
 	}
+	n := newName(id)
+	c.names[id] = n
+	return n
+}
+
+func newName(id string) *name {
 	n := &name{id: id}
 	n.requests.at = func(r *request) *links[request] { return &r.byName }
 	n.endings.at = func(e *ending) *links[ending] { return &e.byName }
 	n.watches.at = func(w *watch) *links[watch] { return &w.byName }
 	n.waits.at = func(w *wait) *links[wait] { return &w.byName }
-	c.names[id] = n
 	return n
 }
 

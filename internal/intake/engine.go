@@ -50,10 +50,14 @@ func (c *Core) engineAttached(e EngineAttached) {
 		c.engines[e.EngineID] = g
 	}
 	g.conns++
+	c.readers[e.Engine] = newReader(g)
+}
+
+func newReader(g *engine) *reader {
 	rd := &reader{engine: g}
 	rd.claims.at = func(r *request) *links[request] { return &r.byEngine }
 	rd.lost.at = rd.claims.at
-	c.readers[e.Engine] = rd
+	return rd
 }
 
 // engineLost quarantines what was claimed through the connection.
@@ -192,11 +196,15 @@ func (c *Core) offer(r *request) {
 	key := r.chunks[0].key
 	l := c.findable[key]
 	if l == nil {
-		l = &list[request]{at: func(r *request) *links[request] { return &r.byKey }}
+		l = newFindable()
 		c.findable[key] = l
 	}
 	l.push(r)
 	r.offered = true
+}
+
+func newFindable() *list[request] {
+	return &list[request]{at: func(r *request) *links[request] { return &r.byKey }}
 }
 
 func (c *Core) unoffer(r *request) {

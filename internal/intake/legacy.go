@@ -133,8 +133,9 @@ func (c *Core) allocRequest(cn *conn, m *msg.AllocRequest) {
 	}
 	id := m.ReqID
 	if id == "" {
-		id = fmt.Sprintf("anon:%s:%d", p.identity, c.serial+1)
-		key = reqKey{begin: c.serial + 1}
+		p.anonymous++
+		id = fmt.Sprintf("anon:%s:%d", p.identity, p.anonymous)
+		key = reqKey{begin: p.anonymous}
 	}
 	r := c.newRequest(p, key, id, total)
 	r.legacy = &legacy{index: map[string]uint32{}, graceAt: kv.Never, single: m.ReqID == "", watched: r.name.watches.n > 0}

@@ -554,6 +554,10 @@ func value(v reflect.Value) string {
 		}
 		var p []string
 		for i := range v.Len() {
+			if v.Index(i).Kind() == reflect.String {
+				p = append(p, clip(v.Index(i).String()))
+				continue
+			}
 			p = append(p, strings.TrimSpace(strings.TrimPrefix(show(v.Index(i).Interface()), v.Index(i).Type().Name())))
 		}
 		return "[" + strings.Join(p, "; ") + "]"

@@ -46,8 +46,9 @@ type peer struct {
 	// A legacy owner's.
 	identity   string
 	conns      int
-	incomplete int64 // slots of admitted requests that still need messages of it
-	unanswered int   // first batches that wait: it can send nothing meanwhile
+	incomplete int64  // slots of admitted requests that still need messages of it
+	unanswered int    // first batches that wait: it can send nothing meanwhile
+	anonymous  uint64 // requests without an id
 
 	lease    kv.Instant // until when; Never: a connected legacy owner
 	timer    timer
@@ -59,10 +60,16 @@ type peer struct {
 func (p *peer) ring(c *Core) { c.leaseDue(p) }
 
 func (c *Core) newPeer(role msg.Role, label string) *peer {
-	p := &peer{serial: c.number(), role: role, label: label, lease: kv.Never, live: map[reqKey]*request{}, ended: map[reqKey]*ending{}}
+	p := blankPeer()
+	p.serial, p.role, p.label, p.lease = c.number(), role, label, kv.Never
+	p.timer = timer{order: p.serial, alarm: p}
+	return p
+}
+
+func blankPeer() *peer {
+	p := &peer{live: map[reqKey]*request{}, ended: map[reqKey]*ending{}}
 	p.requests.at = func(r *request) *links[request] { return &r.byOwner }
 	p.watches.at = func(w *watch) *links[watch] { return &w.byPeer }
-	p.timer = timer{order: p.serial, alarm: p}
 	return p
 }
 
