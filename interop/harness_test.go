@@ -420,6 +420,7 @@ type agent struct {
 	cfg    *berth.Config
 	logs   *logBuffer
 	engine *client.Client
+	stage  sync.Mutex // an engine submits what it has staged before it stages more
 }
 
 func startAgent(t testing.TB, l layout, slots int, s settings) *agent {
@@ -613,6 +614,8 @@ func (a *agent) ended(tr *client.Transfer) client.Ending {
 // submit stages and submits chunks [from, from+len(keys)) as one batch; the last
 // has lastToks tokens, if not 0. It returns their digests.
 func (a *agent) submit(tr *client.Transfer, from int, keys []string, end, lastToks int) ([]string, error) {
+	a.stage.Lock()
+	defer a.stage.Unlock()
 	slots, err := tr.Stage(ctxFor(a.t), len(keys))
 	if err != nil {
 		return nil, err
@@ -735,4 +738,16 @@ func TestMain(m *testing.M) {
 	syscall.Getrusage(syscall.RUSAGE_SELF, &own)
 	fmt.Printf("interop: %.0f s; peak memory: Berth's process %d MiB, the largest LMCache process %d MiB\n", time.Since(start).Seconds(), own.Maxrss>>10, peak.kib.Load()>>10)
 	os.Exit(code)
+}
+
+func contextFor(d time.Duration) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.Background(), d)
+}
+
+func cancelNotif(req string, keys []string) []byte {
+	b, err := wire.Append(nil, &msg.CancelNotif{ReqID: req, Keys: keys})
+	if err != nil {
+		panic(err)
+	}
+	return b
 }

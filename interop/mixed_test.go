@@ -10,6 +10,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/berthkv/berth/client"
 )
@@ -40,13 +41,15 @@ func (c *tally) sum() (n int) {
 func TestMixed(t *testing.T) {
 	const (
 		capacity = 24
-		fromEach = 350 // of each LMCache sender
-		fromUs   = 300
+		fromEach = 250 // of each LMCache sender
+		fromUs   = 501
 		largest  = 8
 		kills    = 2 // of each LMCache sender
 	)
 	w := listenWords(t)
-	r := receiving(t, plain, capacity, settings{"lease_sec": "2", "log_level": "warn"})
+	// Now and then an LMCache sender forgets a request that it was told to cancel
+	// and says nothing more of it: its deadline ends it.
+	r := receiving(t, plain, capacity, settings{"lease_sec": "2", "request_timeout_sec": "5", "pd_allocation_timeout_sec": "2", "log_level": "warn"})
 	s := sending(t, plain, 64, w.port, settings{"log_level": "warn"})
 	procs := startPeers(t, 2+2*kills)
 	ends := &tally{n: map[string]int{}}
@@ -54,7 +57,9 @@ func TestMixed(t *testing.T) {
 	watched, stop := context.WithCancel(t.Context())
 	var watching, working sync.WaitGroup
 	watching.Go(func() { // R1, all the time
-		for watched.Err() == nil {
+		tick := time.NewTicker(10 * time.Millisecond)
+		defer tick.Stop()
+		for ; watched.Err() == nil; <-tick.C {
 			st, err := r.Status(watched)
 			if err != nil {
 				return
@@ -117,10 +122,16 @@ func TestMixed(t *testing.T) {
 					continue
 				}
 				for _, p := range pair {
-					switch said, err := p.end(s, w); {
+					switch said, err := p.end(r, w); {
 					case err != nil:
-						t.Errorf("%s: %v", p.req, err)
+						t.Errorf("%s (cancelled: %v): %v", p.req, p.cancel, err)
 						ends.add("error")
+					case said && p.cancel: // the cancel may have overtaken the decoder
+						if take(p.req, p.keys, p.digests) == nil {
+							ends.add("LMCache: ready, cancelled too late")
+						} else {
+							ends.add("LMCache: cancelled when ready")
+						}
 					case said:
 						if err := take(p.req, p.keys, p.digests); err != nil {
 							t.Errorf("%s: %v", p.req, err)
@@ -160,13 +171,16 @@ func TestMixed(t *testing.T) {
 						end = len(keys)
 					}
 					d, err := s.submit(tr, from, keys[from:to], end, 0)
-					if err != nil {
+					if err != nil { // the request has ended
+						if _, err := tr.Cancel(ctxFor(t), "cancelled", err.Error()); err != nil {
+							t.Errorf("%s: %v", req, err)
+						}
 						break
 					}
 					want = append(want, d...)
 					from = to
 				}
-				<-tr.Ended()
+				s.ended(tr)
 				if tr.Ending().Err() == nil {
 					if err := compare(t, r, req, want); err != nil {
 						t.Errorf("%s: %v", req, err)
@@ -250,24 +264,31 @@ func (p *put) next(s *lmcacheSender, to target, rng *rand.Rand) bool {
 	return p.sent < len(p.keys)
 }
 
-// end waits until the sender has sent the word, or tracks the request no more.
-func (p *put) end(s *lmcacheSender, w *words) (said bool, err error) {
+// end waits for the sender's word, or for a bad ending at the receiver, which
+// decides: the sender tracks some that were refused or cancelled for ever.
+func (p *put) end(r *agent, w *words) (said bool, err error) {
 	if p.err != "" {
 		return false, fmt.Errorf("%s", p.err)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	ctx, cancel := context.WithCancel(ctxFor(r.t))
 	defer cancel()
-	for ctx.Err() == nil {
-		st := s.try(command{"op": "state", "at": s.at})
-		switch {
-		case w.count(p.req) > 0:
+	over := make(chan error, 1)
+	go func() {
+		e, err := r.engine.Wait(ctx, p.req, limit)
+		if err == nil && e.Err() == nil {
+			err = fmt.Errorf("is ready, though nobody has vouched for it")
+		}
+		over <- err
+	}()
+	for {
+		n, wake := w.look(p.req)
+		if n > 0 {
 			return true, nil
-		case st.Error != "":
-			return false, fmt.Errorf("%s", st.Error)
-		case !slices.Contains(st.Tracked, p.req):
-			// The word, if any, was pushed before the sender forgot.
-			return w.within(p.req), nil
+		}
+		select {
+		case <-wake:
+		case err := <-over:
+			return false, err
 		}
 	}
-	return false, fmt.Errorf("has not ended after %v", limit)
 }
