@@ -124,8 +124,8 @@ func (c *Core) retire(r *request, v verdict) *ending {
 	n.requests.remove(r)
 	delete(r.owner.live, r.key)
 	e := &ending{verdict: v, name: n, key: r.key, gen: r.gen, total: r.total, empty: r.end == 0}
-	if !r.owner.over && (r.legacy == nil || v.ending != msg.EndReady) {
-		e.owner = r.owner // a legacy id that was ready is free again
+	if !r.owner.over {
+		e.owner = r.owner
 	}
 	c.keep(e)
 	c.revoke(r)

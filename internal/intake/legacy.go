@@ -113,9 +113,13 @@ func (c *Core) allocRequest(cn *conn, m *msg.AllocRequest) {
 			c.nextBatch(r, m, rep)
 			return
 		}
-		if p.ended[key] != nil { // a late batch
-			c.answerBatch(rep, refusal(len(m.Keys)))
-			return
+		if e := p.ended[key]; e != nil {
+			if e.ending != msg.EndReady { // a late batch
+				c.answerBatch(rep, refusal(len(m.Keys)))
+				return
+			}
+			e.owner = nil // an id that was ready is free again
+			delete(p.ended, key)
 		}
 	}
 	total := m.TotalChunks

@@ -108,12 +108,18 @@ func (o *observer) step(e Event) {
 	if _, ok := e.(Tick); ok {
 		o.due = kv.Never
 	}
-	for _, a := range o.core.Step(o.now, e) {
+	actions := o.core.Step(o.now, e)
+	o.ready = o.ready[:0]
+	for _, a := range actions {
+		if n, ok := a.(Note); ok && n.Kind == NoteEnded && n.Ending == msg.EndReady {
+			o.ready = append(o.ready, n.ReqID)
+		}
+	}
+	for _, a := range actions {
 		o.note(a)
 		o.action(a)
 	}
 	o.after(e)
-	o.words()
 	if err := o.core.Check(); err != nil {
 		o.fail("%w", err)
 	}
@@ -238,6 +244,9 @@ func (o *observer) action(a Action) {
 				o.fail("slot %d of generation %d is revoked twice, or over another link", s, a.Generation)
 			}
 			g.revoked[s] = o.now
+			if o.word(g) {
+				g.fenced[s] = true
+			}
 		}
 	case Answer:
 		if !o.calls[a.Call] {
@@ -246,10 +255,6 @@ func (o *observer) action(a Action) {
 		delete(o.calls, a.Call)
 	case Send:
 		o.sent(a)
-	case Note:
-		if a.Kind == NoteEnded && a.Ending == msg.EndReady {
-			o.ready = append(o.ready, a.ReqID)
-		}
 	}
 }
 
@@ -279,21 +284,11 @@ func (o *observer) writer(s kv.SlotID) *grant {
 	return nil
 }
 
-// words: what is revoked of a one-sided request while it goes on (its surplus),
-// or because it is ready, its own sender has said it writes no more.
-func (o *observer) words() {
-	for _, g := range o.gens {
-		if g.link != "nixl" {
-			continue
-		}
-		r := o.core.granted[g.gen]
-		if r != nil && r.state != draining || slices.Contains(o.ready, g.name) {
-			for s := range g.revoked {
-				g.fenced[s] = true
-			}
-		}
-	}
-	o.ready = o.ready[:0]
+// word: what is revoked of a one-sided request while it goes on (its surplus), or
+// because it is ready, its own sender has said it writes no more.
+func (o *observer) word(g *grant) bool {
+	r := o.core.granted[g.gen]
+	return g.link == "nixl" && (r != nil && r.state != draining || slices.Contains(o.ready, g.name))
 }
 
 // hands: R6 as a predicate, and R1 in the status.
@@ -399,6 +394,9 @@ func (o *observer) repeat(e Received) {
 	switch e.Msg.(type) {
 	case *msg.Hello, *msg.AllocRequest:
 		return // each has its own rule: a second Hello is refused, each AllocRequest has an answer
+	}
+	if cn := o.core.conns[e.Conn]; cn != nil && len(cn.replies) > 0 {
+		return // a CancelNotif's answer stands in line too
 	}
 	before := o.core.Encode(nil)
 	twin := o.core.Clone()

@@ -8,7 +8,7 @@ import (
 // TestRandomHistories runs short histories of everything that may happen, and
 // asks the observer. A failure names the seed.
 func TestRandomHistories(t *testing.T) {
-	n := uint64(2000)
+	n := uint64(20000)
 	for seed := range n {
 		if err := newObserver(newSeeded(seed), seed%2 == 0).run(60); err != nil {
 			o := newObserver(newSeeded(seed), seed%2 == 0)
