@@ -85,7 +85,9 @@ func (m *memo) intakeActs(c *coreState, in []intake.Action) []act {
 	for _, a := range in {
 		switch a := a.(type) {
 		case intake.Send:
-			out = append(out, act{do: doSend, conn: a.Conn, msg: m.number(a.Msg)})
+			if v := m.plant.sent(a.Msg); v != nil {
+				out = append(out, act{do: doSend, conn: a.Conn, msg: m.number(v)})
+			}
 		case intake.Close:
 			out = append(out, act{do: doClose, conn: a.Conn})
 		case intake.Wake:

@@ -65,7 +65,7 @@ func (w *world) mayBegin(i int) bool {
 	if w.x.alike && sp.engine > 0 && sp.number == 0 && !w.promptBegun(w.firstOf(sp.engine-1)) {
 		return false
 	}
-	if w.x.plant.is(plantStageFirst) && w.stagedFirst(sp.sender) >= w.x.staging {
+	if w.stagedFirst(sp.sender) >= w.x.staging {
 		return false
 	}
 	return !w.blockedOnGrant(sp.engine)
@@ -103,7 +103,7 @@ func (w *world) begin(i int) {
 func (w *world) allGranted(i int) bool {
 	for _, j := range w.x.specs[i].ranks {
 		a := w.atts[j]
-		if !a.granted || a.told.how != 0 || a.gone || a.cancel != 0 {
+		if !a.granted || a.told.how != 0 && endings[a.told.how] != msg.EndReady || a.gone || a.cancel != 0 {
 			return false
 		}
 	}
@@ -114,7 +114,7 @@ func (w *world) allGranted(i int) bool {
 // have granted, a rank after the other, and holds nothing meanwhile.
 func (w *world) mayStage(i int) bool {
 	a, sp := w.atts[i], &w.x.specs[i]
-	if a.waits || len(a.staged) > 0 || int(a.submitted) >= sp.end || !w.allGranted(i) || w.blockedOnGrant(sp.engine) {
+	if a.waits || a.told.how != 0 || len(a.staged) > 0 || int(a.submitted) >= sp.end || !w.allGranted(i) || w.blockedOnGrant(sp.engine) {
 		return false
 	}
 	for j := range w.atts {
@@ -126,10 +126,7 @@ func (w *world) mayStage(i int) bool {
 			return false
 		}
 	}
-	if w.x.plant.is(plantStageFirst) && w.stagedFirst(sp.sender)-boolInt(a.submitted == 0)+1 > w.x.staging {
-		return false
-	}
-	return true
+	return w.stagedFirst(sp.sender) < w.x.staging
 }
 
 func (w *world) stage(i int) {

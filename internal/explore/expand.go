@@ -1,9 +1,6 @@
 package explore
 
-import (
-	"fmt"
-	"io"
-)
+// A system is a model: moves are packed into numbers.
 
 func (x *system) start() []byte { return x.root().encode() }
 
@@ -15,58 +12,54 @@ func unpack(p uint32) move {
 	return move{moveKind(p & 63), uint8(p >> 6 & 63), uint8(p >> 12 & 63), uint8(p >> 18 & 63), uint8(p >> 24)}
 }
 
-// expand visits what can follow a state. A state in which nothing is under way
-// is one at rest, or waits for time; without a fault nothing ever waits for
-// time (R10).
-func (x *system) expand(state []byte, visit func(uint32, []byte, string, string)) (goal bool, bad string) {
-	w := x.decode(state)
-	moves := w.moves(nil)
-	goal, bad = w.judge(moves)
-	if goal || bad != "" {
-		return goal, bad
-	}
-	for _, m := range moves {
-		next := x.decode(state)
-		next.do(m)
-		if next.bad != "" {
-			visit(pack(m), nil, next.bad, "")
-			continue
-		}
-		visit(pack(m), next.encode(), "", next.excepted)
-	}
-	return false, ""
+func (x *system) faulty(m uint32) bool {
+	k := unpack(m).kind
+	return !k.progress() && k != mvTime
 }
 
-// judge says what a state is by what can happen next.
+func (x *system) text(state []byte, m uint32) string { return x.decode(state).text(unpack(m)) }
+
+func (x *system) moves(state []byte) (out []uint32, goal bool, bad string) {
+	w := x.decode(state)
+	moves := w.moves(nil)
+	if goal, bad = w.judge(moves); goal || bad != "" {
+		return nil, goal, bad
+	}
+	for _, m := range moves {
+		out = append(out, pack(m))
+	}
+	return out, false, ""
+}
+
+func (x *system) move(state []byte, m uint32, say func(string, ...any)) (next []byte, bad, excepted string) {
+	w := x.decode(state)
+	w.trace = say
+	w.do(unpack(m))
+	if w.bad != "" {
+		return nil, w.bad, ""
+	}
+	return w.encode(), "", w.excepted
+}
+
+// judge says what a state is by what can happen next. One in which nothing is
+// under way is at rest, or waits for time; without a fault nothing ever waits
+// for time (R10), but for who was told to try again later.
 func (w *world) judge(moves []move) (goal bool, bad string) {
+	time := false
 	for _, m := range moves {
 		if m.kind.progress() {
 			return false, ""
 		}
+		time = time || m.kind == mvTime
 	}
-	if w.rest() {
+	switch {
+	case w.rest():
 		w.checkRest()
 		return true, w.bad
-	}
-	if w.spent == 0 {
+	case !time:
+		return false, "R10: nothing can happen any more (deadlock)"
+	case w.spent == 0 && w.x.maxWaiting == 0:
 		return false, "R10: nothing has failed, and nothing but a deadline ends what waits (deadlock)"
 	}
-	if len(moves) == 0 {
-		return false, "R10: nothing can happen any more (deadlock)"
-	}
 	return false, ""
-}
-
-// describe prints a way as a script that Replay runs.
-func (x *system) describe(moves []uint32, out io.Writer) {
-	w := x.root()
-	for _, p := range moves {
-		m := unpack(p)
-		fmt.Fprintln(out, w.text(m))
-		w.do(m)
-		if w.bad != "" {
-			return
-		}
-		w = x.decode(w.encode())
-	}
 }

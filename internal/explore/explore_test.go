@@ -3,43 +3,29 @@ package explore
 import (
 	"flag"
 	"runtime/debug"
-	"strings"
 	"testing"
 	"time"
 )
 
-var flagBudget = flag.Int("budget", 0, "")
-var flagLink = flag.String("link", "tcp", "")
-var flagSys = flag.Int("sys", 0, "")
-var flagStates = flag.Int("states", 0, "")
-var flagFaults = flag.Int("faults", int(faultAll), "")
+var (
+	flagSys    = flag.String("system", "", "")
+	flagBudget = flag.Int("budget", 0, "")
+	flagStates = flag.Int("states", 0, "")
+)
 
 func TestTry(t *testing.T) {
-	c := config{name: "try", link: *flagLink, capacity: 4, staging: 3, maxStage: 1, ranks: 1,
-		engines: [][]prompt{{{total: 2}}, {{total: 3}}}, bypass: 4, eager: true, warm: true, budget: *flagBudget, faults: faultSet(*flagFaults)}
-	switch *flagSys {
-	case 1:
-		c.capacity, c.staging, c.engines = 2, 2, [][]prompt{{{total: 2}}, {{total: 1}}}
-	case 2:
-		c.capacity, c.staging, c.engines = 2, 2, [][]prompt{{{total: 2}}}
-	case 3:
-		c.capacity, c.staging, c.engines = 1, 2, [][]prompt{{{total: 1}}, {{total: 1}}}
-		c.alike = true
-	case 4:
-		c.capacity, c.staging, c.engines = 1, 2, [][]prompt{{{total: 1}, {total: 1}}}
+	if *flagSys == "" {
+		return
 	}
-	x := newSystem(c, plantNone)
-	debug.SetGCPercent(400)
-	r := search(x, limits{states: *flagStates, elapsed: 10 * time.Minute})
-	t.Log(r, "cores", len(x.m.cores.all), "msgs", len(x.m.msgs.all))
-	t.Log(len(x.recvParts.all), len(x.sendParts.all), len(x.attParts.all))
-	if !x.recvParts.unchanged() || !x.sendParts.unchanged() || !x.attParts.unchanged() || !x.engParts.unchanged() {
-		t.Fatal("a part was changed")
+	m, err := build(*flagSys, *flagBudget, "", "")
+	if err != nil {
+		t.Fatal(err)
 	}
+	debug.SetGCPercent(300)
+	r := search(m, limits{states: *flagStates, elapsed: 60 * time.Minute})
+	t.Log(r)
 	if r.bad != "" {
-		var b strings.Builder
-		x.describe(r.moves, &b)
-		t.Fatalf("%s\n%s", r.bad, b.String())
+		t.Fatalf("%s\n%s\n%s", r.bad, head(*flagSys, *flagBudget, "", ""), script(m, r.moves))
 	}
 	if r.excepted != "" {
 		t.Log(r.excepted)

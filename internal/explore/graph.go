@@ -3,7 +3,7 @@ package explore
 import "sync"
 
 // graph is the states visited, by hash, how each was first reached, and every
-// step between them.
+// step between them that is no fault.
 type graph struct {
 	shards [64]struct {
 		sync.Mutex
@@ -13,6 +13,7 @@ type graph struct {
 	parent []edgeTo
 	edges  []edge
 	goals  []uint32
+	steps  int // faults included
 }
 
 // edgeTo is how a state was first reached.

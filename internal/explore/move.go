@@ -166,7 +166,7 @@ func (w *world) senderMoves(out []move, n int) []move {
 			}
 			continue
 		}
-		if len(k.toR) > 0 && !w.holdsBack(n, k) {
+		if len(k.toR) > 0 && !w.holdsBack(n) {
 			out = append(out, mv(mvToR, n, i))
 		}
 		if len(k.toS) > 0 && !k.left {

@@ -46,9 +46,7 @@ func (w *world) stepR(r int, e event, make func() intake.Event) *step {
 	w.recv(r).place = place{core: s.next}
 	for i := range s.acts {
 		a := &s.acts[i]
-		if w.trace != nil {
-			w.say("  receiver %d %s", r, w.x.m.show(a))
-		}
+		w.sayAct("receiver", r, a)
 		w.actR(r, a)
 	}
 	return s
@@ -64,9 +62,7 @@ func (w *world) stepS(n int, e event, make func() outbound.Event) *step {
 	w.send(n).place = place{core: s.next}
 	for i := range s.acts {
 		a := &s.acts[i]
-		if w.trace != nil {
-			w.say("  sender %d %s", n, w.x.m.show(a))
-		}
+		w.sayAct("sender", n, a)
 		w.actS(n, a)
 	}
 	return s
@@ -193,6 +189,7 @@ const former kv.ConnID = 1 << 63
 func (w *world) sendToS(r int, a *act) {
 	if _, k := w.connOf(r, a.conn); k != nil && !k.cut && !k.left {
 		k.toS = append(k.toS, a.msg)
+		w.drainEarly(r, a.conn, a.msg)
 	}
 }
 
@@ -233,7 +230,7 @@ func (w *world) deliverR(n, i int, twice bool) {
 	m := k.toR[0]
 	k.toR = k.toR[1:]
 	if twice {
-		k.toR = append(slices.Clone(k.toR), m)
+		k.toR = append(k.toR, w.repeated(m))
 	}
 	if !k.known {
 		k.known = true
@@ -254,10 +251,9 @@ func (w *world) deliverS(n, i int, twice bool) {
 	m := k.toS[0]
 	k.toS = k.toS[1:]
 	if twice {
-		k.toS = append(slices.Clone(k.toS), m)
+		k.toS = append(k.toS, m)
 	}
 	id := k.id
-	m = w.plantToS(n, m)
 	e := ev(evReceived, uint64(id), uint64(m))
 	e.repeat = true
 	w.stepS(n, e, func() outbound.Event { return outbound.Received{Conn: id, Msg: w.x.m.message(m)} })

@@ -192,17 +192,13 @@ func (w *world) watchReceived(r, n int, before *coreState, m msg.Message, s *ste
 // checkState checks what holds in every state.
 func (w *world) checkState() {
 	for i := range w.atts {
-		t, sp := w.atts[i], &w.x.specs[i]
-		if !t.granted && t.told.how == 0 && len(t.staged) > 0 {
-			w.violate("R3", "%s is not granted, and holds staging slots %v", w.x.name(i), t.staged)
-		}
-		if w.x.plant.is(plantStageFirst) && t.begun && !t.granted && t.told.how == 0 && !t.gone && t.place == waiting {
-			w.violate("R3", "%s waits for admission, and holds a staging slot", w.x.name(i))
+		t := w.atts[i]
+		if !t.granted && t.told.how == 0 && (len(t.staged) > 0 || t.place == waiting && w.waitsWithStaging(i)) {
+			w.violate("R3", "%s is not granted, and holds staging slots", w.x.name(i))
 		}
 		if t.place == waiting && (t.gen != 0 || len(t.slots) > 0) {
 			w.violate("R3", "%s waits for admission, and holds slots %v", w.x.name(i), t.slots)
 		}
-		_ = sp
 	}
 	for r := range w.recvs {
 		c := w.x.m.core(w.recvs[r].core)
@@ -218,13 +214,13 @@ func (w *world) checkState() {
 		if w.exact() && held > c.capacity-c.free {
 			w.violate("R1", "%d slots of receiver %d are open or read; %d of %d are free", held, r, c.free, c.capacity)
 		}
-		if c.waiting > maxWaiting {
-			w.violate("R11", "%d requests wait at receiver %d, at most %d may", c.waiting, r, maxWaiting)
+		if most := w.x.maxWaiting; most > 0 && c.waiting > most {
+			w.violate("R11", "%d requests wait at receiver %d, at most %d may", c.waiting, r, most)
 		}
 	}
 }
 
-// maxWaiting is what receivers are told.
+// maxWaiting is what receivers are told, if config does not say.
 const maxWaiting = 8
 
 // rest reports whether all has ended and all is free: R12.

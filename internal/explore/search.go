@@ -1,22 +1,27 @@
 package explore
 
 import (
+	"cmp"
 	"fmt"
 	"hash/maphash"
-	"io"
 	"runtime"
+	"slices"
 	"sync"
 	"time"
 )
 
-// model is something to explore: states are bytes.
+// model is something to explore: states are bytes, moves are numbers.
 type model interface {
 	start() []byte
-	// expand visits every successor of a state; goal says that all is over and
-	// free, bad which rule the state breaks by having no way on.
-	expand(state []byte, visit func(move uint32, next []byte, bad, excepted string)) (goal bool, bad string)
-	// describe replays moves from the start and prints them as a script.
-	describe(moves []uint32, out io.Writer)
+	// moves lists what can happen next. goal says that all is over and free, bad
+	// which rule the state breaks; then nothing more is visited from it.
+	moves(state []byte) (moves []uint32, goal bool, bad string)
+	// move makes one; say, unless nil, is told what comes of it. bad is the rule
+	// that is broken, excepted R6's named exception.
+	move(state []byte, m uint32, say func(string, ...any)) (next []byte, bad, excepted string)
+	// faulty says that a move is a fault, or may never happen.
+	faulty(m uint32) bool
+	text(state []byte, m uint32) string
 }
 
 // limits bound a search.
@@ -26,9 +31,9 @@ type limits struct {
 	workers int           // 0: one for each processor
 }
 
-// Report is what a search found.
+// report is what a search found.
 type report struct {
-	states, edges int
+	states, steps int
 	depth         int
 	goals         int
 	elapsed       time.Duration
@@ -40,7 +45,7 @@ type report struct {
 }
 
 func (r *report) String() string {
-	s := fmt.Sprintf("%d states, %d steps, depth %d, %d at rest, %.1f s", r.states, r.edges, r.depth, r.goals, r.elapsed.Seconds())
+	s := fmt.Sprintf("%d states, %d steps, depth %d, %d at rest, %.1f s", r.states, r.steps, r.depth, r.goals, r.elapsed.Seconds())
 	if !r.complete {
 		s += " (not complete)"
 	}
@@ -66,6 +71,7 @@ func search(m model, lim limits) *report {
 			break
 		}
 		next, found := g.level(m, frontier, workers)
+		slices.SortFunc(found, func(a, b finding) int { return cmp.Compare(a.text, b.text) })
 		for _, f := range found {
 			if f.excepted && rep.excepted == "" {
 				rep.excepted, rep.exceptMoves = f.text, append(g.path(f.from), f.move...)
@@ -79,10 +85,10 @@ func search(m model, lim limits) *report {
 			rep.depth++
 		}
 	}
-	rep.states, rep.edges, rep.goals = g.len(), len(g.edges), len(g.goals)
+	rep.states, rep.steps, rep.goals = g.len(), g.steps, len(g.goals)
 	if rep.bad == "" && rep.complete {
 		if id, ok := g.stuck(); ok {
-			rep.bad = "R12: from here nothing leads to a state in which all has ended and all is free"
+			rep.bad = "R12: from here no way, without a further fault, leads to a state in which all has ended and all is free"
 			rep.moves = g.path(id)
 		}
 	}
@@ -118,6 +124,7 @@ func (g *graph) level(m model, frontier []task, workers int) (next []task, found
 			var finds []finding
 			var edges []edge
 			var goals []uint32
+			steps := 0
 			for {
 				mu.Lock()
 				lo := at
@@ -129,20 +136,25 @@ func (g *graph) level(m model, frontier []task, workers int) (next []task, found
 				}
 				for i := lo; i < hi; i++ {
 					t := frontier[i]
-					goal, bad := m.expand(t.state, func(mv uint32, b []byte, bad, excepted string) {
+					moves, goal, bad := m.moves(t.state)
+					for _, mv := range moves {
+						b, bad, excepted := m.move(t.state, mv, nil)
 						if excepted != "" {
 							finds = append(finds, finding{t.id, []uint32{mv}, excepted, true})
 						}
 						if bad != "" {
 							finds = append(finds, finding{t.id, []uint32{mv}, bad, false})
-							return
+							continue
 						}
 						id, fresh := g.add(g.hash(b), t.id, mv)
-						edges = append(edges, edge{t.id, id})
+						steps++
+						if !m.faulty(mv) {
+							edges = append(edges, edge{t.id, id})
+						}
 						if fresh {
 							out = append(out, task{id, b})
 						}
-					})
+					}
 					if bad != "" {
 						finds = append(finds, finding{t.id, nil, bad, false})
 					}
@@ -158,6 +170,7 @@ func (g *graph) level(m model, frontier []task, workers int) (next []task, found
 			found = append(found, finds...)
 			g.edges = append(g.edges, edges...)
 			g.goals = append(g.goals, goals...)
+			g.steps += steps
 		}()
 	}
 	wg.Wait()

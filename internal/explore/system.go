@@ -27,11 +27,15 @@ type config struct {
 	ranks    int        // receivers, and agents of each engine
 	engines  [][]prompt // by engine
 	bypass   int        // admission_bypass_chunks
-	eager    bool       // an engine submits at once what it has staged
-	warm     bool       // sessions and links are up from the start
-	alike    bool       // engines have the same prompts: the first is the first to begin
-	budget   int        // faults in one run
-	faults   faultSet   // those that may happen
+	// maxWaiting is max_waiting; 0: it is never reached. Who meets it tries again
+	// later, so that time passes.
+	maxWaiting int
+	blind      string   // a rule that is not looked at
+	eager      bool     // an engine submits at once what it has staged
+	warm       bool     // sessions and links are up from the start
+	alike      bool     // engines have the same prompts: the first is the first to begin
+	budget     int      // faults in one run
+	faults     faultSet // those that may happen
 }
 
 // faultSet says which faults may happen.
@@ -152,7 +156,7 @@ func (x *system) newRecv(r int, life uint8) coreID {
 		Links:             []intake.Link{{Name: x.link, Addr: "a", Pull: x.link == "shm", OneSided: x.link == "nixl", ExactFence: x.link != "nixl"}},
 		AllocationTimeout: kv.Forever, RequestTimeout: longTime, Lease: lease, UnclaimedTTL: 20 * second, EndingTTL: longTime,
 		Quarantine: 10 * second, SurplusGrace: 5 * second,
-		MaxWaiting: x.plant.limit(8), Bypass: int64(x.plant.bypass(x.bypass)), MaxEndings: 16, MaxConns: 16,
+		MaxWaiting: x.plant.waiting(x.maxWaiting), Bypass: x.plant.bypass(x.bypass), MaxEndings: 16, MaxConns: 16,
 	}, 0)
 	return x.m.keep(&coreState{recv: c, who: recvIncarnation(r, life), wake: kv.Never})
 }

@@ -460,7 +460,7 @@ func (c *codec) engine(e *engine) {
 
 // violate notes a broken rule; the first counts.
 func (w *world) violate(rule, format string, args ...any) {
-	if w.bad == "" {
+	if w.bad == "" && rule != w.x.blind {
 		w.bad = rule + ": " + fmt.Sprintf(format, args...)
 	}
 }
@@ -468,5 +468,14 @@ func (w *world) violate(rule, format string, args ...any) {
 func (w *world) say(format string, args ...any) {
 	if w.trace != nil {
 		w.trace(format, args...)
+	}
+}
+
+func (w *world) sayAct(who string, n int, a *act) {
+	if w.trace == nil {
+		return
+	}
+	if t := w.x.m.show(a); t != "" {
+		w.trace("  %s %d %s", who, n, t)
 	}
 }
