@@ -11,9 +11,9 @@ import (
 // knows of it. Its methods may be called concurrently. Errors carry a
 // fault.Code.
 //
-// When ctx ends first, a call returns ctx's error, and the implementation
-// gives back whatever a late answer brings (slots staged, chunks claimed): the
-// caller owns nothing then.
+// A call with an ended ctx is made all the same. When ctx ends first, a call
+// returns ctx's error, and the implementation gives back whatever a late answer
+// leaves with it (slots staged or not taken): the caller owns nothing then.
 type Agent interface {
 	// Info describes the pools. It does not change while the connection lives.
 	Info() Info
@@ -83,15 +83,15 @@ type Transfer interface {
 	// engine holds staged slots; without, it errs with fault.Busy instead of
 	// waiting. Before the grant it errs with fault.NotGranted.
 	Stage(ctx context.Context, n int, wait bool) ([]kv.SlotID, error)
-	// Unstage returns slots that were staged and shall not be submitted.
+	// Unstage returns slots that were staged and are not submitted, whatever has
+	// become of their request.
 	Unstage(ctx context.Context, slots []kv.SlotID) error
 	// Submit hands staged slots over to be sent: they are the agent's from then
-	// on. When it errs nothing was taken, and the caller still owes an Unstage.
-	// end: these are the prompt's last chunks.
+	// on. When the agent refuses it has taken nothing, and the caller still owes
+	// an Unstage. end: these are the prompt's last chunks.
 	Submit(ctx context.Context, chunks []Staged, end bool) error
 	// Cancel ends the request, whatever its state, and is harmless after its
-	// end. Slots that were staged and not submitted are the agent's again: the
-	// caller has stopped writing to them before it calls.
+	// end. It returns when the agent writes nothing of it any more.
 	Cancel(ctx context.Context) error
 }
 

@@ -382,22 +382,22 @@ func TestQueueIsBounded(t *testing.T) {
 		}
 	})
 	t.Run("in flight", func(t *testing.T) {
-		p := phase("wait")
-		v := divide(t, 1, 4, 8, func(f *enginetest.Fleet, pc, dc *engine.Config) {
-			p.hook(f, pc, dc)
+		waiting, goOn := make(chan struct{}, 3), make(chan struct{})
+		v := divide(t, 1, 4, 8, func(f *enginetest.Fleet, _, d *engine.Config) {
 			f.Fault = func(op, _ string) error {
 				if op == "wait" {
-					<-p.goOn
+					waiting <- struct{}{}
+					<-goOn
 				}
 				return nil
 			}
-			dc.Queue, dc.Seats, dc.Sending = 1, 1, 1
+			d.Queue, d.Seats, d.Sending = 1, 1, 1
 		})
 		body := object{"prompt": "x", "max_tokens": 1, "kv_transfer_params": object{"disagg_spec": object{"req_id": "r"}}}
 		var wg sync.WaitGroup
 		for range 3 {
 			wg.Go(func() { v.d.post("/v1/completions", body) })
-			await(t, "the request", v.d.came)
+			await(t, "the request", waiting)
 		}
 		status, raw := v.d.post("/v1/completions", body)
 		if status != http.StatusServiceUnavailable || !strings.Contains(string(raw), "3 requests are in flight") {
@@ -406,7 +406,7 @@ func TestQueueIsBounded(t *testing.T) {
 		if _, err := v.prefill("r", []int{1}); err != nil { // what they wait for
 			t.Error(err)
 		}
-		close(p.goOn)
+		close(goOn)
 		wg.Wait()
 		v.dn[0].Free("r")
 	})
@@ -469,14 +469,10 @@ func TestClientThatReadsNothing(t *testing.T) {
 // A request that takes too long ends with a clear error.
 func TestRequestTimeout(t *testing.T) {
 	v := divide(t, 1, 4, 2, func(_ *enginetest.Fleet, p, _ *engine.Config) { p.RequestTimeout = 20 * time.Millisecond })
-	if _, err := v.prefill("first", randomPrompt(rand.New(rand.NewSource(4)), 2*chunk)); err != nil {
-		t.Fatal(err)
-	}
-	v.fleet.Until(t, "ready first", 1)
-	if _, err := v.prefill("second", []int{1}); err == nil || !strings.Contains(err.Error(), "504") || !strings.Contains(err.Error(), "longer than 20ms") {
+	defer v.dn[0].Occupy(2)()
+	if _, err := v.prefill("r", []int{1}); err == nil || !strings.Contains(err.Error(), "504") || !strings.Contains(err.Error(), "longer than 20ms") {
 		t.Errorf("%v", err)
 	}
-	v.dn[0].Free("first")
 }
 
 func TestConfigFaults(t *testing.T) {

@@ -72,6 +72,7 @@ func (e *Engine) transfer(r *request) {
 	case err == nil:
 		e.run(r)
 		err = t.ship(ctx)
+	case r.ctx.Err() != nil: // the request itself has ended
 	case e.cfg.FailOnTransfer:
 		e.fail(r, transferError(t.r.send.req, err))
 	default:
@@ -190,7 +191,11 @@ func (t *transfer) batch(b begunRank, first, most int) (n int, err error) {
 		staged[i] = Staged{Index: index, Key: e.cfg.keyer().key(b.number, t.hashes[index]), Slot: slot, Tokens: tokens}
 	}
 	err = b.t.Submit(b.lost, staged, first+n == len(t.hashes))
-	if err != nil {
+	switch {
+	case err == nil:
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return 0, cause(b.lost, err) // the agent's connection sees to the slots
+	default:
 		return 0, errors.Join(err, b.t.Unstage(b.lost, slots))
 	}
 	e.stats.batches.Add(1)

@@ -52,9 +52,9 @@ func (s *turnstile) ask() <-chan struct{} {
 	return s.next
 }
 
-// handIn says that staged slots are the agent's again: after a Submit, an
-// Unstage, or a Cancel, which also frees slots that came too late for whoever
-// had given up waiting for them.
+// handIn says that staged slots are the agent's again: after a Submit or an
+// Unstage, and after a Cancel, before whose answer slots that came too late for
+// whoever had given up waiting for them were returned.
 func (s *turnstile) handIn() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

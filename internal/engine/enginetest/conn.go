@@ -195,11 +195,13 @@ func (w *flow) Stage(ctx context.Context, n int, wait bool) ([]kv.SlotID, error)
 		f.mu.Unlock()
 		return nil, fault.New(fault.TooLarge, "%d", n)
 	case !wait && n > len(node.staging.free):
+		err := fault.New(fault.Busy, "%d of %d slots are free", len(node.staging.free), n)
 		f.mu.Unlock()
-		return nil, fault.New(fault.Busy, "%d of %d slots are free", len(node.staging.free), n)
+		return nil, err
 	case len(node.staged) > 0 && n > len(node.staging.free):
+		err := fault.New(fault.Holding, "%d slots are held", len(node.staged))
 		f.mu.Unlock()
-		return nil, fault.New(fault.Holding, "%d slots are held", len(node.staged))
+		return nil, err
 	}
 	call := &stageCall{flow: w, n: n, done: make(chan stageResult, 1)}
 	node.stagings = append(node.stagings, call)
@@ -252,13 +254,6 @@ func (w *flow) Unstage(_ context.Context, slots []kv.SlotID) error {
 
 func (w *flow) Submit(_ context.Context, chunks []engine.Staged, end bool) error {
 	if err := w.from.fault("submit", w.req); err != nil {
-		if fault.CodeOf(err) != fault.BadRequest {
-			w.f.mu.Lock()
-			defer w.f.mu.Unlock()
-			for _, c := range chunks {
-				w.unstageLocked([]kv.SlotID{c.Slot})
-			}
-		}
 		return err
 	}
 	f, node := w.f, w.from.n
@@ -271,38 +266,33 @@ func (w *flow) Submit(_ context.Context, chunks []engine.Staged, end bool) error
 			!full && !last || end != last && i == len(chunks)-1 || c.Key == "" {
 			f.breachLocked("submit of %q: %+v, end %v, of %d", w.req, c, end, w.total)
 		}
-		delete(node.staged, c.Slot)
 	}
-	if w.over || w.from.cut {
-		for _, c := range chunks {
-			node.staging.give(c.Slot)
-		}
-		node.stageLocked()
+	if w.from.cut {
+		return errLost
+	}
+	if w.over {
 		return endingError(w)
+	}
+	for _, c := range chunks {
+		delete(node.staged, c.Slot)
 	}
 	w.whole = w.whole || end
 	w.moving++
-	f.moves.Go(func() { w.move(chunks) })
+	f.moves++
+	go w.move(chunks)
 	return nil
 }
 
 func (w *flow) Cancel(context.Context) error {
 	w.f.mu.Lock()
 	defer w.f.mu.Unlock()
-	node := w.from.n
-	for slot, owner := range node.staged {
-		if owner == w {
-			delete(node.staged, slot)
-			node.staging.give(slot)
-		}
-	}
 	if w.over && w.err == nil && w.claimed == "" && !w.released {
 		w.released = true // ready and unclaimed: freed, the ending stays
 		w.to.receive.give(w.slots...)
 		w.to.admitLocked()
 	}
 	w.endLocked(fault.New(fault.Cancelled, "request %q was cancelled", w.req))
-	node.stageLocked()
+	w.from.n.stageLocked()
 	return nil
 }
 

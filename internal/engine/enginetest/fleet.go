@@ -29,9 +29,8 @@ type Fleet struct {
 	BeforeWrite func(req string, index int) error
 	Fault       func(op, req string) error
 
-	moves sync.WaitGroup
-
 	mu       sync.Mutex
+	moves    int // batches on their way
 	nodes    []*Node
 	breaches []string
 	log      []string
@@ -246,6 +245,7 @@ func (w *flow) move(chunks []engine.Staged) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	w.moving--
+	f.moves--
 	switch {
 	case err != nil:
 		w.endLocked(fault.New(fault.PeerLost, "%v", err))

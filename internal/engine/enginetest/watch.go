@@ -58,6 +58,19 @@ func (f *Fleet) Until(t testing.TB, entry string, times int) {
 	})
 }
 
+// Occupy takes free slots of the receive pool, as another sender would.
+func (n *Node) Occupy(slots int) (release func()) {
+	n.f.mu.Lock()
+	defer n.f.mu.Unlock()
+	taken := n.receive.take(slots)
+	return func() {
+		n.f.mu.Lock()
+		defer n.f.mu.Unlock()
+		n.receive.give(taken...)
+		n.admitLocked()
+	}
+}
+
 // CancelAt ends a request at the receiver, as a proxy does.
 func (n *Node) CancelAt(req string) {
 	n.f.mu.Lock()
@@ -74,14 +87,13 @@ func (n *Node) CancelAt(req string) {
 // for each breach of the local API's rules.
 func (f *Fleet) Check(t testing.TB) {
 	t.Helper()
-	f.moves.Wait()
 	f.until(t, "that all slots are free again", func() bool {
 		for _, n := range f.nodes {
 			if len(n.receive.free) != n.receive.slots || len(n.staging.free) != n.staging.slots {
 				return false
 			}
 		}
-		return true
+		return f.moves == 0
 	})
 	f.mu.Lock()
 	defer f.mu.Unlock()
