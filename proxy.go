@@ -37,7 +37,6 @@ type ProxyConfig struct {
 type Proxy struct {
 	proxy *proxy.Proxy
 	addrs ProxyAddrs
-	serve func() error
 	stop  context.CancelFunc
 	done  chan struct{}
 	err   error

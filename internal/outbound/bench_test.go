@@ -19,7 +19,6 @@ type loop struct {
 	submit  Submit
 	granted msg.Granted
 	reply   msg.CommitReply
-	beat    msg.HeartbeatReply
 	round   int
 	crossed int
 }

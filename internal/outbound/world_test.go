@@ -49,7 +49,6 @@ type slotUse struct {
 	req    string
 	links  int  // writes that were not let go
 	sum    bool // being summed
-	used   bool // submitted, not known to be free
 }
 
 // obsRequest is what was seen of one begin.
@@ -67,13 +66,12 @@ type obsRequest struct {
 }
 
 type fakeConn struct {
-	id    kv.ConnID
-	peer  int
-	up    bool
-	gone  bool // to be reported as disconnected
-	toR   []msg.Message
-	toS   []msg.Message
-	hello bool
+	id   kv.ConnID
+	peer int
+	up   bool
+	gone bool // to be reported as disconnected
+	toR  []msg.Message
+	toS  []msg.Message
 }
 
 type fakeLink struct {

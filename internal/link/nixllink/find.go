@@ -1,7 +1,6 @@
 package nixllink
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -102,16 +101,4 @@ func (at location) check() error {
 		return fmt.Errorf("nixl_lib: %s is NIXL %s; 1.x is wanted (tried with 1.5.1)", at.path, at.version)
 	}
 	return nil
-}
-
-// setPluginDir tells the library where its plug-ins are, unless the operator
-// has said so.
-func (at location) setPluginDir() error {
-	if os.Getenv("NIXL_PLUGIN_DIR") != "" {
-		return nil
-	}
-	if _, err := os.Stat(at.plugins); err != nil {
-		return errors.Join(fmt.Errorf("nixl_lib: no plug-ins beside %s; set NIXL_PLUGIN_DIR", at.path), err)
-	}
-	return os.Setenv("NIXL_PLUGIN_DIR", at.plugins)
 }

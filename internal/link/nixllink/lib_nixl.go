@@ -112,7 +112,9 @@ static int post(handle a, const char *remote, int mem, uint64_t dev, uintptr_t d
 import "C"
 
 import (
+	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"sync"
 	"unsafe"
@@ -252,4 +254,16 @@ func (a *capiAgent) close() {
 	for _, b := range a.backends {
 		C.destroy_backend(b)
 	}
+}
+
+// setPluginDir tells the library where its plug-ins are, unless the operator
+// has said so.
+func (at location) setPluginDir() error {
+	if os.Getenv("NIXL_PLUGIN_DIR") != "" {
+		return nil
+	}
+	if _, err := os.Stat(at.plugins); err != nil {
+		return errors.Join(fmt.Errorf("nixl_lib: no plug-ins beside %s; set NIXL_PLUGIN_DIR", at.path), err)
+	}
+	return os.Setenv("NIXL_PLUGIN_DIR", at.plugins)
 }
