@@ -53,13 +53,15 @@ type outcome struct {
 }
 
 // within waits for a condition, at most patience.
-func within(ok func() bool) (time.Duration, bool) {
+func within(ok func() bool) (time.Duration, bool) { return withinTime(patience, ok) }
+
+func withinTime(most time.Duration, ok func() bool) (time.Duration, bool) {
 	start := time.Now()
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	for !ok() {
-		if time.Since(start) > patience {
-			return patience, false
+		if time.Since(start) > most {
+			return most, false
 		}
 		<-tick.C
 	}
@@ -147,20 +149,11 @@ var scenarios = []struct {
 		took, ok := within(func() bool {
 			k, req := plain.keys(2), fmt.Sprint(id, time.Now().UnixNano())
 			c.s.batch(req, k, 0, 2, 2, true)
-			_, ok := within1s(func() bool { return c.w.count(req) > 0 })
+			_, ok := withinTime(time.Second, func() bool { return c.w.count(req) > 0 })
 			return ok && c.r.read(req, k)
 		})
 		return outcome{"then " + word(ok), !ok, took}
 	}},
-}
-
-func within1s(ok func() bool) (time.Duration, bool) {
-	for start := time.Now(); time.Since(start) < time.Second; time.Sleep(20 * time.Millisecond) {
-		if ok() {
-			return time.Since(start), true
-		}
-	}
-	return time.Second, false
 }
 
 func word(ok bool) string {
@@ -300,13 +293,16 @@ func (r *berthReceiver) restart() {
 
 func compareReceiver(t *testing.T, to target) *agent {
 	return receiving(t, plain, compareSlots, settings{"pd_peer_init_port": fmt.Sprint(to.init), "pd_peer_alloc_port": fmt.Sprint(to.alloc),
-		"pd_allocation_timeout_sec": fmt.Sprint(compareTimeout), "unclaimed_ttl_sec": "2", "surplus_grace_sec": "2", "lease_sec": "1"})
+		"pd_allocation_timeout_sec": fmt.Sprint(compareTimeout), "unclaimed_ttl_sec": "2", "request_timeout_sec": "5",
+		"surplus_grace_sec": "2", "lease_sec": "1", "quarantine_sec": "1"})
 }
 
 // TestCompare runs every scenario in every column and prints a table. Only
 // Berth's columns are asserted.
 func TestCompare(t *testing.T) {
 	columns := []string{"LMCache->LMCache", "LMCache->Berth", "Berth->Berth"}
+	started := startPeers(t, 2)
+	procs := &processes{t: t, recv: started[0], send: started[1]}
 	table := &strings.Builder{}
 	out := tabwriter.NewWriter(table, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(out, "SCENARIO\t%s\n", strings.Join(columns, "\t"))
@@ -314,7 +310,7 @@ func TestCompare(t *testing.T) {
 		row := []string{sc.name}
 		for j, name := range columns {
 			t.Run(fmt.Sprintf("%d %s", i, name), func(t *testing.T) {
-				c := makeColumn(t, j)
+				c := makeColumn(t, procs, j)
 				o := sc.run(c, fmt.Sprintf("q%d%d", i, j))
 				cell := o.text
 				if o.took > 0 {
@@ -341,21 +337,42 @@ func TestCompare(t *testing.T) {
 // whatever the receiver does: it never repeats its handshake.
 var lmcacheSendersOwn = []string{"restarted receiver, same sender"}
 
-// makeColumn starts a pair. LMCache's share one process for each end.
-func makeColumn(t *testing.T, kind int) *column {
+// processes are the two LMCache processes that all cells share; one that a
+// scenario kills is replaced.
+type processes struct {
+	t          *testing.T
+	recv, send *peerProcess
+	cells      int
+}
+
+func (p *processes) receiver(to target) *lmcacheReceiver {
+	if p.recv.cmd.ProcessState != nil {
+		p.recv = startPeers(p.t, 1)[0]
+	}
+	p.cells++
+	return p.recv.receiver(plain, fmt.Sprint("r", p.cells), compareSlots, to, compareTimeout)
+}
+
+func (p *processes) sender(notify int) *lmcacheSender {
+	if p.send.cmd.ProcessState != nil {
+		p.send = startPeers(p.t, 1)[0]
+	}
+	p.cells++
+	return p.send.sender(plain, fmt.Sprint("s", p.cells), 24, notify)
+}
+
+// makeColumn makes a pair.
+func makeColumn(t *testing.T, p *processes, kind int) *column {
 	t.Helper()
 	c := &column{w: listenWords(t)}
 	to := newTarget(t)
 	if kind == 0 {
-		open := func(to target) *lmcacheReceiver {
-			return startPeers(t, 1)[0].receiver(plain, "r", compareSlots, to, compareTimeout)
-		}
-		c.r = &lmReceiver{open(to), open}
+		c.r = &lmReceiver{p.receiver(to), p.receiver}
 	} else {
 		c.r = &berthReceiver{t, compareReceiver(t, to)}
 	}
 	if kind < 2 {
-		open := func() *lmcacheSender { return startPeers(t, 1)[0].sender(plain, "s", 24, c.w.port) }
+		open := func() *lmcacheSender { return p.sender(c.w.port) }
 		c.s = &lmSender{open(), c.r.at, open}
 	} else {
 		c.s = &berthSender{t, sending(t, plain, 24, c.w.port, nil), c.w, c.r.at, map[string]*client.Transfer{}}
