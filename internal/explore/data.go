@@ -104,10 +104,11 @@ func (w *world) checkStray(r int, s kv.SlotID, att int) {
 
 // pull starts copies out of a sender's staging pool.
 func (w *world) pull(r int, a *act) {
-	n, _ := owner(a.owner)
+	n, life := owner(a.owner)
 	for _, p := range a.pulls {
 		rc := w.recv(r)
-		rc.copies = append(rc.copies, pull{from: uint8(n), gen: a.gen, slot: p.Slot, src: p.Src, srcGen: p.SrcGen, att: uint8(max(w.attOf(r, a.gen), 0))})
+		rc.copies = append(rc.copies, pull{from: uint8(n), gen: a.gen, slot: p.Slot, src: p.Src, srcGen: p.SrcGen, att: uint8(max(w.attOf(r, a.gen), 0)),
+			frozen: life != w.sends[n].life})
 	}
 }
 

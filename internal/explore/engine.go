@@ -103,7 +103,7 @@ func (w *world) begin(i int) {
 func (w *world) allGranted(i int) bool {
 	for _, j := range w.x.specs[i].ranks {
 		a := w.atts[j]
-		if !a.granted || a.told.how != 0 && endings[a.told.how] != msg.EndReady || a.gone || a.cancel != 0 {
+		if endings[a.told.how] != msg.EndReady && (!a.granted || a.told.how != 0 || a.gone || a.cancel != 0) {
 			return false
 		}
 	}
@@ -114,7 +114,7 @@ func (w *world) allGranted(i int) bool {
 // have granted, a rank after the other, and holds nothing meanwhile.
 func (w *world) mayStage(i int) bool {
 	a, sp := w.atts[i], &w.x.specs[i]
-	if a.waits || a.told.how != 0 || len(a.staged) > 0 || int(a.submitted) >= sp.end || !w.allGranted(i) || w.blockedOnGrant(sp.engine) {
+	if a.waits || a.gone || a.cancel != 0 || a.told.how != 0 || len(a.staged) > 0 || int(a.submitted) >= sp.end || !w.allGranted(i) || w.blockedOnGrant(sp.engine) {
 		return false
 	}
 	for j := range w.atts {

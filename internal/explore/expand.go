@@ -53,13 +53,13 @@ func (w *world) judge(moves []move) (goal bool, bad string) {
 		time = time || m.kind == mvTime
 	}
 	switch {
-	case w.rest():
+	case w.allEnded() && w.allFree():
 		w.checkRest()
 		return true, w.bad
 	case !time:
-		return false, "R10: nothing can happen any more (deadlock)"
+		return false, w.unrest()
 	case w.spent == 0 && w.x.maxWaiting == 0:
-		return false, "R10: nothing has failed, and nothing but a deadline ends what waits (deadlock)"
+		return false, w.unrest()
 	}
 	return false, ""
 }

@@ -5,8 +5,10 @@ import (
 	"encoding/binary"
 	"fmt"
 	"hash/maphash"
+	"slices"
 	"sync"
 
+	"github.com/berthkv/berth/internal/fault"
 	"github.com/berthkv/berth/internal/intake"
 	"github.com/berthkv/berth/internal/kv"
 	"github.com/berthkv/berth/internal/msg"
@@ -250,6 +252,9 @@ func (m *memo) repeatRecv(c *coreState, e intake.Event, first []act) string {
 	if !bytes.Equal(c.encode(), twin.encode()) {
 		return fmt.Sprintf("R9: %s again changes the receiver", showMsg(r.Msg))
 	}
+	if slices.ContainsFunc(first, func(a act) bool { return a.do == doNote && (a.code == fault.Deadline || a.code == fault.PeerLost) }) {
+		return "" // the time that had come after it has ended something: that is the answer now
+	}
 	if a, b := m.answerTo(first, r), m.answerTo(again, r); a != 0 && b != a && !m.busy(a) {
 		return fmt.Sprintf("R9: %s is answered %s, and again %s", showMsg(r.Msg), showMsg(m.message(a)), showMsg(m.message(b)))
 	}
@@ -258,7 +263,7 @@ func (m *memo) repeatRecv(c *coreState, e intake.Event, first []act) string {
 
 func (m *memo) busy(id msgID) bool {
 	e, ok := m.message(id).(*msg.Error)
-	return ok && e.Code == "busy"
+	return ok && e.Code == fault.Busy
 }
 
 // answerTo finds the answer to a request among actions.

@@ -242,7 +242,7 @@ func (w *world) deliverR(n, i int, twice bool) {
 	e.repeat = true
 	before := w.x.m.core(w.recvs[r].core)
 	s := w.stepR(r, e, func() intake.Event { return intake.Received{Conn: id, Msg: w.x.m.message(m)} })
-	w.watchReceived(r, n, before, w.x.m.message(m), s)
+	w.watchReceived(r, before, w.x.m.message(m), s)
 }
 
 // deliverS takes the first message on its way to the sender.

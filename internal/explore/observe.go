@@ -22,6 +22,9 @@ func (w *world) noted(r int, a *act) {
 	t := w.att(i)
 	switch a.note {
 	case intake.NoteWaiting:
+		if t.place != unheard {
+			w.violate("R9", "%s waits again", w.x.name(i))
+		}
 		t.place = waiting
 		t.arrival = 1
 		for j := range w.atts {
@@ -125,8 +128,16 @@ func (w *world) checkTold(i int, a *act) {
 // fewer than maxIdle steps.
 func (w *world) checkPatience() {
 	if w.idle > maxIdle {
-		w.violate("R10", "time passes for the %dth time with nothing else to do, and not all has ended", w.idle)
+		w.bad = w.unrest()
 	}
+}
+
+// unrest says what is wrong with a state that nothing leads out of.
+func (w *world) unrest() string {
+	if w.allEnded() {
+		return "R12: all has ended, and not all is free"
+	}
+	return "R10: what waits is ended by no event (deadlock)"
 }
 
 const maxIdle = 24
@@ -153,7 +164,7 @@ func (w *world) notified(n int, a *act) {
 
 // watchReceived is R2 and R4: what is impossible is refused in the step that
 // receives it, with both numbers, and leaves nothing behind; a grant is whole.
-func (w *world) watchReceived(r, n int, before *coreState, m msg.Message, s *step) {
+func (w *world) watchReceived(r int, before *coreState, m msg.Message, s *step) {
 	b, ok := m.(*msg.Begin)
 	if !ok || w.bad != "" {
 		return
@@ -162,8 +173,15 @@ func (w *world) watchReceived(r, n int, before *coreState, m msg.Message, s *ste
 	if i < 0 {
 		return
 	}
+	refused, told := false, false
 	for k := range s.acts {
 		a := &s.acts[k]
+		if a.do == doNote && a.req == b.ReqID && int(b.TotalChunks) > w.x.capacity {
+			refused = a.note == intake.NoteRefused
+			if !refused && a.note != intake.NoteEnded {
+				w.violate("R4", "%s can never be served (%d chunks of %d), and is not refused", w.x.name(i), b.TotalChunks, w.x.capacity)
+			}
+		}
 		if a.do != doSend {
 			continue
 		}
@@ -173,19 +191,22 @@ func (w *world) watchReceived(r, n int, before *coreState, m msg.Message, s *ste
 				w.violate("R2", "%s is granted %d slots; it has reserved %d", w.x.name(i), len(v.Slots), b.TotalChunks)
 			}
 		case *msg.Error:
-			if v.Re == b.Seq && v.Code == fault.TooLarge && int(b.TotalChunks) > w.x.capacity {
+			if v.Re == b.Seq && v.Code == fault.TooLarge {
+				told = true
 				if !strings.Contains(v.Text, itoa(int(b.TotalChunks))) || !strings.Contains(v.Text, itoa(w.x.capacity)) {
 					w.violate("R4", "the refusal does not name both numbers: %s", v.Text)
 				}
-				if w.x.m.core(s.next).free != before.free || w.x.m.core(s.next).live != before.live {
-					w.violate("R4", "%s was refused and leaves something behind", w.x.name(i))
-				}
-				return
 			}
 		}
 	}
-	if t := w.att(i); int(b.TotalChunks) > w.x.capacity && t.at.how == 0 && t.place != over {
-		w.violate("R4", "%s can never be served (%d chunks of %d), and is not refused", w.x.name(i), b.TotalChunks, w.x.capacity)
+	if !refused {
+		return
+	}
+	if after := w.x.m.core(s.next); after.free < before.free || after.live > before.live {
+		w.violate("R4", "%s was refused and leaves something behind", w.x.name(i))
+	}
+	if !told {
+		w.violate("R4", "%s can never be served (%d chunks of %d), and is not told at once", w.x.name(i), b.TotalChunks, w.x.capacity)
 	}
 }
 
@@ -223,21 +244,31 @@ func (w *world) checkState() {
 // maxWaiting is what receivers are told, if config does not say.
 const maxWaiting = 8
 
-// rest reports whether all has ended and all is free: R12.
-func (w *world) rest() bool {
+// ended reports whether every attempt has ended, and whoever asked was answered.
+func (w *world) allEnded() bool {
 	for i := range w.atts {
 		t := w.atts[i]
-		if !t.gone && (!t.begun || t.told.how == 0) || t.cancel == 1 || t.waits || len(t.staged) > 0 {
+		if !t.gone && (!t.begun || t.told.how == 0) || t.cancel == 1 || t.waits || len(t.staged) > 0 || t.place == waiting || t.place == admitted {
 			return false
 		}
 	}
+	for n := range w.sends {
+		if w.x.m.core(w.sends[n].core).live != 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// allFree reports whether every slot of every pool is: R12.
+func (w *world) allFree() bool {
 	for r := range w.recvs {
 		if c := w.x.m.core(w.recvs[r].core); c.free != c.capacity {
 			return false
 		}
 	}
 	for n := range w.sends {
-		if c := w.x.m.core(w.sends[n].core); c.free != c.capacity || c.live != 0 {
+		if c := w.x.m.core(w.sends[n].core); c.free != c.capacity {
 			return false
 		}
 	}

@@ -42,6 +42,13 @@ var systems = func() map[string]config {
 		add(config{name: "ranksqueue/" + link, link: link, capacity: 3, staging: 2, maxStage: 1, ranks: 2, engines: [][]prompt{{{total: 2, stage: 1}, {total: 2}}},
 			bypass: 3, eager: true, warm: true, faults: faultAll})
 	}
+	// Two prompts in the receiver's room and a third that waits; staging for two
+	// chunks.
+	add(config{name: "starved", link: "tcp", capacity: 2, staging: 2, maxStage: 1, ranks: 1, engines: [][]prompt{{{total: 2}, {total: 1}, {total: 1}}},
+		bypass: 2, eager: true, warm: true, faults: faultCancel | faultBreak})
+	// Two prompts of one engine share one staging slot.
+	add(config{name: "reuse", link: "shm", capacity: 2, staging: 1, maxStage: 1, ranks: 1, engines: [][]prompt{{{total: 1}, {total: 1}}},
+		bypass: 2, eager: true, warm: true, faults: faultCancel | faultBreak | faultLate | faultCrashS | faultReader})
 	// Strictly in order: nobody may be overtaken.
 	add(config{name: "order", link: "tcp", capacity: 3, staging: 2, maxStage: 1, ranks: 1, engines: [][]prompt{{{total: 2}, {total: 1}}, {{total: 3}}},
 		bypass: 0, eager: true, warm: true, faults: faultCancel | faultBreak})

@@ -1,0 +1,113 @@
+package explore
+
+import (
+	"reflect"
+	"strings"
+	"testing"
+	"unsafe"
+
+	"github.com/berthkv/berth/internal/intake"
+	"github.com/berthkv/berth/internal/msg"
+	"github.com/berthkv/berth/internal/slot"
+)
+
+// TestPlants: each fault that is planted is found, by the rule that it breaks,
+// and nothing is found where it is not planted. Run with -v it prints the
+// shortest trace of each.
+func TestPlants(t *testing.T) {
+	for _, c := range []struct {
+		plant  plant
+		system string
+		budget int
+		blind  string // a rule that would find it first
+		finds  string
+	}{
+		{plantDoubleCount, "one/tcp", 0, "", "R1: "},
+		{plantGrantShort, "one/tcp", 0, "", "R2: "},
+		{plantStageFirst, "starved", 0, "", "R3: "},
+		{plantStageFirst, "starved", 0, "R3", "(deadlock)"},
+		{plantSwallow, "hasty/tcp", 0, "", "R4: "},
+		{plantOtherEnding, "queue/tcp", 1, "", "R5: "},
+		{plantFreeOnCancel, "queue/tcp", 1, "", "R6: "},
+		{plantFreeOnCancel, "queue/shm", 1, "", "R6: "},
+		{plantDrainedEarly, "hasty/nixl", 1, "", "R6: "},
+		{plantNoGeneration, "reuse", 2, "", "R7: "},
+		{plantCommitOnGrant, "one/tcp", 0, "", "R7: "},
+		{plantNoEarmark, "order", 0, "", "R8: "},
+		{plantRepeatIsNew, "one/tcp", 1, "", "R9: "},
+		{plantNoWake, "one/tcp", 1, "", "R10: "},
+		{plantNoLimit, "limits", 0, "", "R11: "},
+		{plantDropFence, "one/tcp", 1, "", "R12: "},
+		{plantLeak, "one/tcp", 0, "", "R12: "},
+		{plantSingleLock, "queue/tcp", 0, "", "(deadlock)"},
+		{plantAnyOrder, "ranks/tcp", 0, "", "(deadlock)"},
+		{plantBlockOnGrant, "queue/tcp", 0, "", "(deadlock)"},
+		{plantBlockOnGrant, "ranksqueue/tcp", 0, "", "(deadlock)"},
+		{plantOneOwner, "lockstep", 0, "", "(deadlock)"},
+	} {
+		name := string(c.plant) + "/" + strings.ReplaceAll(c.system, "/", "-")
+		if c.blind != "" {
+			name += "/without_" + c.blind
+		}
+		t.Run(name, func(t *testing.T) {
+			m, err := build(c.system, c.budget, c.plant, c.blind)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r := search(m, limits{})
+			if !strings.Contains(r.bad, c.finds) {
+				t.Fatalf("%q is not found, but %q in %s", c.finds, r.bad, r)
+			}
+			t.Logf("%s\n%s\n%s\n%s----\n", r, r.bad, head(c.system, c.budget, c.plant, c.blind), script(m, r.moves))
+			clean, err := build(c.system, c.budget, "", "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if r := search(clean, limits{states: 20_000}); r.bad != "" {
+				t.Fatalf("without the plant: %s\n%s", r.bad, script(clean, r.moves))
+			}
+		})
+	}
+}
+
+// Faults that the world around a core cannot plant are poked into its memory.
+func init() {
+	pokes[plantDoubleCount] = poke{after: func(c *intake.Core, e intake.Event) {
+		if _, ok := e.(intake.Release); ok { // one slot comes free twice
+			count := field(reflect.ValueOf(c).Elem().FieldByName("pool").Elem(), "count")
+			count.Index(int(slot.Free)).SetInt(count.Index(int(slot.Free)).Int() + 1)
+		}
+	}}
+	// While a first batch is stepped, the incomplete requests of other owners in
+	// lock-step are not counted.
+	pokes[plantOneOwner] = poke{before: func(c *intake.Core, e intake.Event) func() {
+		r, ok := e.(intake.Received)
+		if !ok {
+			return func() {}
+		}
+		if _, ok := r.Msg.(*msg.AllocRequest); !ok {
+			return func() {}
+		}
+		core := reflect.ValueOf(c).Elem()
+		conn := core.FieldByName("conns").MapIndex(reflect.ValueOf(r.Conn))
+		own := conn.Elem().FieldByName("owner")
+		others := int64(0)
+		for it := core.FieldByName("identities").MapRange(); it.Next(); {
+			if p := it.Value(); p.Pointer() != own.Pointer() && p.Elem().FieldByName("unanswered").Int() > 0 {
+				others += p.Elem().FieldByName("incomplete").Int()
+			}
+		}
+		f, told := field(core, "lockStep"), field(core.FieldByName("blocked"), "lockStep")
+		f.SetInt(f.Int() - others)
+		return func() {
+			f.SetInt(f.Int() + others)
+			told.SetInt(f.Int())
+		}
+	}}
+}
+
+// field is a field that is not exported, to be set.
+func field(of reflect.Value, name string) reflect.Value {
+	f := of.FieldByName(name)
+	return reflect.NewAt(f.Type(), unsafe.Pointer(f.UnsafeAddr())).Elem()
+}
