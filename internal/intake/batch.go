@@ -32,11 +32,17 @@ func (c *Core) nextBatch(r *request, m *msg.AllocRequest, rep *reply) {
 // already answers a batch of a request that is ready: what it holds was sent;
 // anything else is refused without touching it.
 func (r *request) already(keys []string) *msg.AllocResponse {
-	a := &msg.AllocResponse{RemoteIndexes: []int64{}}
-	for i, k := range keys {
+	for _, k := range keys {
 		if _, ok := r.legacy.index[k]; !ok {
 			return refusal(len(keys))
 		}
+	}
+	return alreadySent(len(keys))
+}
+
+func alreadySent(keys int) *msg.AllocResponse {
+	a := &msg.AllocResponse{RemoteIndexes: []int64{}}
+	for i := range keys {
 		a.AlreadySent = append(a.AlreadySent, int64(i))
 	}
 	return a
@@ -120,7 +126,8 @@ func distinct(held map[string]uint32, keys []string) int64 {
 // than were declared roll the request back.
 func (c *Core) grantBatch(r *request, m *msg.AllocRequest, rep *reply) {
 	l := r.legacy
-	if n := distinct(l.index, m.Keys); n > l.reserved {
+	n := distinct(l.index, m.Keys)
+	if n > l.reserved {
 		if !l.complete || r.end == r.total {
 			c.violation(r, errOverflow(int64(len(r.slots))+n, r.total))
 		} // else the surplus went back: a late batch, which does not touch it
@@ -130,6 +137,10 @@ func (c *Core) grantBatch(r *request, m *msg.AllocRequest, rep *reply) {
 	answer := &msg.AllocResponse{RemoteIndexes: make([]int64, len(m.Keys))}
 	if len(m.Keys) > 0 {
 		c.grantKeys(r, m, answer.RemoteIndexes)
+		rep.grant, rep.fresh = r.gen, n > 0
+		if rep.fresh {
+			l.unsaid++
+		}
 	}
 	c.answerBatch(rep, answer)
 	switch {

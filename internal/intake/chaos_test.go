@@ -1,8 +1,11 @@
 package intake
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
 	"math/rand/v2"
+	"slices"
 
 	"github.com/berthkv/berth/internal/fault"
 	"github.com/berthkv/berth/internal/kv"
@@ -47,7 +50,7 @@ type chaos struct {
 	begin map[kv.Incarnation]uint64
 	calls kv.CallID
 
-	grants  []*grant
+	o       *observer // knows the grants
 	told    []told
 	engines []kv.ConnID
 	lost    []kv.ConnID
@@ -59,18 +62,6 @@ type chaosConn struct {
 	inc kv.Incarnation // that said hello, or is about to
 	// role: sender and proxy say Hello, legacy does not
 	role msg.Role
-}
-
-// grant is what the observer and the chaos know of a generation.
-type grant struct {
-	gen     kv.Generation
-	owner   kv.Incarnation
-	link    string
-	begin   uint64
-	slots   []kv.SlotID
-	revoked map[kv.SlotID]kv.Instant
-	fenced  map[kv.SlotID]bool
-	name    string
 }
 
 type told struct {
@@ -225,10 +216,15 @@ func (x *chaos) berth() Event {
 	return x.say(c, &msg.Heartbeat{Seq: x.nextSeq(c.inc)})
 }
 
+// grants returns those that the observer has seen, oldest first.
+func (x *chaos) grants() []*grant {
+	return slices.SortedFunc(maps.Values(x.o.gens), func(a, b *grant) int { return cmp.Compare(a.gen, b.gen) })
+}
+
 // commit names chunks of a granted request, mostly its own and as it should.
 func (x *chaos) commit(c *chaosConn) Event {
 	var fit []*grant
-	for _, g := range x.grants {
+	for _, g := range x.grants() {
 		if g.owner == c.inc {
 			fit = append(fit, g)
 		}
@@ -263,15 +259,13 @@ func (x *chaos) commit(c *chaosConn) Event {
 
 // data is what links report: only of slots on which the writer's hand is.
 func (x *chaos) data() Event {
-	if len(x.grants) == 0 {
+	all := x.grants()
+	if len(all) == 0 {
 		return nil
 	}
-	g := x.grants[x.pick(len(x.grants))]
-	if g.link == "" || len(g.slots) == 0 {
-		return nil
-	}
+	g := all[len(all)-1-x.pick(min(len(all), 4))]
 	s := g.slots[x.pick(len(g.slots))]
-	_, revoked := g.revoked[s]
+	revoked := g.revoked[s]
 	switch {
 	case g.fenced[s] || g.link == "nixl":
 		return nil

@@ -139,7 +139,7 @@ func (c *Core) checkFindable() error {
 	for key, l := range c.findable {
 		for r := range l.all {
 			n++
-			complete := r.state == admitted && r.legacy != nil && r.legacy.complete && !r.legacy.watched
+			complete := r.legacy != nil && r.vouchable()
 			if !r.offered || r.state != ready && !complete || r.chunks[0].key != key {
 				return fmt.Errorf("find offers %s", r)
 			}

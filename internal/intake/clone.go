@@ -133,7 +133,7 @@ func (k *cloner) conn(cn *conn) *conn {
 	}
 	d := &conn{id: cn.id, identity: cn.identity, remote: cn.remote, session: k.peer(cn.session), owner: k.peer(cn.owner), superseded: cn.superseded}
 	for _, r := range cn.replies {
-		d.replies = append(d.replies, &reply{conn: d, m: r.m})
+		d.replies = append(d.replies, &reply{conn: d, m: r.m, grant: r.grant, fresh: r.fresh})
 	}
 	k.conns[cn] = d
 	return d

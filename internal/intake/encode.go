@@ -206,6 +206,8 @@ func (e *encoder) conns(c *Core) {
 			if r.m != nil {
 				e.ints(r.m.RemoteIndexes)
 				e.ints(r.m.AlreadySent)
+				e.num(uint64(r.grant))
+				e.bools(r.fresh)
 			}
 		}
 	}
@@ -280,6 +282,7 @@ func (e *encoder) legacy(l *legacy) {
 	e.bools(l.first, l.single, l.complete, l.watched)
 	e.int(l.reserved)
 	e.int(l.counted)
+	e.num(uint64(l.unsaid))
 	e.time(l.graceAt)
 	e.num(uint64(len(l.batches)))
 	for _, b := range l.batches {

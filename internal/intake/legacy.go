@@ -21,6 +21,7 @@ type legacy struct {
 	single   bool              // anonymous: all of it is in one message
 	complete bool              // no further chunk is granted
 	watched  bool              // a Berth proxy watches it, or did
+	unsaid   int               // fresh replies that stand in line
 }
 
 // batch is an AllocRequest that waits with its request.
@@ -32,8 +33,10 @@ type batch struct {
 // reply is the place of an answer in the line of a connection: one for each
 // message, in order.
 type reply struct {
-	conn *conn
-	m    *msg.AllocResponse // nil: not known yet
+	conn  *conn
+	m     *msg.AllocResponse // nil: not known yet
+	grant kv.Generation      // whose slots it names, 0: nobody's
+	fresh bool               // it names slots that no reply has named before
 }
 
 // maxReplies bounds that line; LMCache's sender has one.
@@ -58,12 +61,39 @@ func (c *Core) answerBatch(r *reply, m *msg.AllocResponse) {
 	r.m = m
 	cn := r.conn
 	for len(cn.replies) > 0 && cn.replies[0].m != nil {
-		if c.conns[cn.id] == cn {
-			c.send(cn.id, cn.replies[0].m)
-		}
+		first := cn.replies[0]
 		cn.replies[0] = nil
 		cn.replies = cn.replies[1:]
+		if c.conns[cn.id] == cn {
+			c.send(cn.id, c.current(first))
+			c.said(first)
+		}
 	}
+}
+
+// said notes that a sender knows the slots of a batch: before that it cannot
+// have written them.
+func (c *Core) said(r *reply) {
+	if q := c.granted[r.grant]; q != nil && r.fresh {
+		q.legacy.unsaid--
+		c.offerLegacy(q)
+	}
+}
+
+// current is a reply as it is true when it leaves the line: the slots of a
+// request that is ready meanwhile, or has ended, are not to be written any more.
+func (c *Core) current(r *reply) *msg.AllocResponse {
+	if r.grant == 0 {
+		return r.m
+	}
+	q := c.granted[r.grant]
+	switch {
+	case q == nil || !q.live():
+		return refusal(len(r.m.RemoteIndexes))
+	case q.unfinished():
+		return r.m
+	}
+	return alreadySent(len(r.m.RemoteIndexes))
 }
 
 // refusal refuses a message of that many keys.
@@ -246,10 +276,19 @@ func (c *Core) complete(r *request) {
 		return
 	}
 	c.arm(r)
-	if !r.legacy.watched {
+	c.offerLegacy(r)
+	c.commitVouched(r.name)
+}
+
+// vouchable: find's caller may vouch for a legacy request.
+func (r *request) vouchable() bool {
+	return r.state == admitted && r.legacy.complete && !r.legacy.watched && r.legacy.unsaid == 0
+}
+
+func (c *Core) offerLegacy(r *request) {
+	if r.vouchable() {
 		c.offer(r)
 	}
-	c.commitVouched(r.name)
 }
 
 // unreserve gives back what is reserved for a legacy request and not granted.

@@ -1,7 +1,6 @@
 package intake
 
 import (
-	"bytes"
 	"fmt"
 	"slices"
 	"strings"
@@ -11,58 +10,84 @@ import (
 	"github.com/berthkv/berth/internal/slot"
 )
 
-// observer is the simple second opinion: it sees only events and actions, as a
-// receiver's surroundings do, and says what the rules R1 to R12 forbid. Where a
-// rule is a predicate of the state, it also asks Check.
+// observer is the simple second opinion. It sees what a receiver's surroundings
+// see, events and actions, keeps for each slot whose hand may be on it, and says
+// what R4 to R9 and the promise of one answer to each request forbid.
 type observer struct {
-	core    *Core
-	chaos   *chaos
-	now     kv.Instant
-	due     kv.Instant
-	tracing bool
-	trace   []string
+	cfg   Config
+	now   kv.Instant
+	seats [chaosCapacity]seat
+	gens  map[kv.Generation]*grant
+	holds map[legacyID]map[string]kv.SlotID // a legacy request's keys and slots
+	lines map[kv.ConnID][]*msg.AllocRequest // unanswered LMCache messages; nil: another one
+	who   map[kv.ConnID]string              // identities
 
-	gens    map[kv.Generation]*grant
-	legacy  map[legacyReq]*grant // slots of legacy requests, which have no Open
-	readers map[kv.SlotID]kv.ConnID
-	landed  map[kv.SlotID]kv.Generation
-	byName  map[string]kv.ConnID // by+name → the connection that claimed it
-	claims  map[string][]ClaimedChunk
+	calls  map[kv.CallID]Event
+	claims map[claimID]*claim
 
-	asked    map[asked2]int // copies of a request that came
-	answered map[asked2]int
-	verdicts map[beginOf]string
-	calls    map[kv.CallID]bool // open ones
-	ready    []string           // names that became ready in this step
-	session  map[kv.ConnID]kv.Incarnation
-	epoch    map[kv.Incarnation]int
+	cut      map[kv.ConnID]bool // superseded: nothing is read or said there
+	asked    map[askID]*question
+	epoch    map[kv.Incarnation]int // sessions
+	incs     map[kv.ConnID]kv.Incarnation
+	verdicts map[beginID]string
 	err      error
 }
 
-type legacyReq struct{ owner, id string }
-
-type asked2 struct {
-	inc   kv.Incarnation
-	epoch int
-	seq   uint64
+// seat is what is known of a slot.
+type seat struct {
+	gen    kv.Generation
+	owner  legacyID   // instead of gen
+	hand   bool       // the writer's, until
+	until  kv.Instant // Never: until its fence
+	landed bool
+	reader kv.ConnID
 }
 
-type beginOf struct {
+// grant is what is known of a generation.
+type grant struct {
+	gen     kv.Generation
+	owner   kv.Incarnation
+	name    string
+	link    string
+	begin   uint64
+	slots   []kv.SlotID
+	revoked map[kv.SlotID]bool
+	fenced  map[kv.SlotID]bool
+}
+
+type legacyID struct{ identity, id string }
+
+type claimID struct{ by, id string }
+
+// claim is what a by may read.
+type claim struct {
+	conn   kv.ConnID
+	chunks []ClaimedChunk
+}
+
+type askID struct {
+	inc kv.Incarnation
+	seq uint64
+}
+
+// question is a Berth request: how often it came, and was answered.
+type question struct {
+	conn          kv.ConnID // where it came last
+	came, answers int
+}
+
+type beginID struct {
 	inc   kv.Incarnation
 	epoch int
 	begin uint64
 }
 
-func newObserver(p picker, legacyData bool) *observer {
-	cfg := chaosConfig(legacyData)
+func newObserver(cfg Config) *observer {
 	return &observer{
-		core:  New(cfg, 0),
-		chaos: &chaos{picker: p, cfg: cfg, seq: map[kv.Incarnation]uint64{}, begin: map[kv.Incarnation]uint64{}, said: map[kv.Incarnation][]msg.Message{}},
-		due:   kv.Never,
-		gens:  map[kv.Generation]*grant{}, legacy: map[legacyReq]*grant{}, readers: map[kv.SlotID]kv.ConnID{},
-		landed: map[kv.SlotID]kv.Generation{}, byName: map[string]kv.ConnID{}, claims: map[string][]ClaimedChunk{},
-		asked: map[asked2]int{}, answered: map[asked2]int{}, verdicts: map[beginOf]string{}, calls: map[kv.CallID]bool{},
-		session: map[kv.ConnID]kv.Incarnation{}, epoch: map[kv.Incarnation]int{},
+		cfg: cfg, gens: map[kv.Generation]*grant{}, holds: map[legacyID]map[string]kv.SlotID{},
+		lines: map[kv.ConnID][]*msg.AllocRequest{}, who: map[kv.ConnID]string{}, calls: map[kv.CallID]Event{},
+		claims: map[claimID]*claim{}, cut: map[kv.ConnID]bool{}, asked: map[askID]*question{},
+		epoch: map[kv.Incarnation]int{}, incs: map[kv.ConnID]kv.Incarnation{}, verdicts: map[beginID]string{},
 	}
 }
 
@@ -72,250 +97,305 @@ func (o *observer) fail(format string, args ...any) {
 	}
 }
 
-// run makes n events happen, with the wake-ups between them, then lets
-// everything end.
-func (o *observer) run(n int) error {
-	for range n {
-		o.pass(o.chaos.pass())
-		e := o.chaos.next()
-		if r, ok := e.(Received); ok && chance(o.chaos.picker, 25) {
-			o.step(e)
-			o.repeat(r)
-		} else {
-			o.step(e)
-		}
-		if o.err != nil {
-			return o.err
-		}
-	}
-	o.wind()
-	return o.err
-}
+// ---- events ----
 
-// pass lets time go by as the shell does: a Tick at each wake-up.
-func (o *observer) pass(d kv.Duration) {
-	to := o.now.Add(d)
-	for o.due <= to && o.err == nil {
-		o.now = max(o.now, o.due)
-		o.step(Tick{})
-	}
-	o.now = to
-}
-
-func (o *observer) step(e Event) {
-	o.note(e)
-	o.before(e)
-	if _, ok := e.(Tick); ok {
-		o.due = kv.Never
-	}
-	actions := o.core.Step(o.now, e)
-	o.ready = o.ready[:0]
-	for _, a := range actions {
-		if n, ok := a.(Note); ok && n.Kind == NoteEnded && n.Ending == msg.EndReady {
-			o.ready = append(o.ready, n.ReqID)
-		}
-	}
-	for _, a := range actions {
-		o.note(a)
-		o.action(a)
-	}
-	o.after(e)
-	if err := o.core.Check(); err != nil {
-		o.fail("%w", err)
-	}
-	o.hands()
-}
-
-func (o *observer) note(x any) {
-	if o.tracing {
-		o.trace = append(o.trace, fmt.Sprintf("%8.3f %s", kv.Duration(o.now).Seconds(), describe(x)))
-	}
-}
-
-func describe(x any) string {
-	switch x := x.(type) {
-	case Received:
-		return fmt.Sprintf("%d -> %s", x.Conn, show(x.Msg))
-	case Send:
-		return fmt.Sprintf("%d <- %s", x.Conn, show(x.Msg))
-	}
-	return show(x)
-}
-
-// before takes what an event tells.
-func (o *observer) before(e Event) {
+func (o *observer) event(e Event) {
 	switch e := e.(type) {
+	case Connected:
+		o.who[e.Conn] = e.Identity
+	case Disconnected:
+		o.cut[e.Conn] = true
 	case Received:
-		if seq := seqOf(e.Msg); seq != 0 {
-			if inc, ok := o.session[e.Conn]; ok {
-				o.asked[asked2{inc, o.epoch[inc], seq}]++
-			}
-		}
-		if m, ok := e.Msg.(*msg.Drained); ok {
-			inc := o.session[e.Conn]
-			for _, g := range o.gens { // the sender's word for a request that has ended
-				if g.owner == inc && g.begin == m.Begin && g.link == "nixl" {
-					for s := range g.revoked {
-						g.fenced[s] = true
-					}
-				}
-			}
-		}
+		o.heard(e)
 	case Malformed:
-		if inc, ok := o.session[e.Conn]; ok {
-			o.asked[asked2{inc, o.epoch[inc], e.Seq}]++
+		if e.Seq == 0 {
+			o.lines[e.Conn] = append(o.lines[e.Conn], nil)
+		} else {
+			o.ask(e.Conn, e.Seq)
+		}
+	case Landed:
+		if t := &o.seats[e.Slot]; t.gen == e.Generation && t.hand {
+			t.landed = true
 		}
 	case Fenced:
 		for _, s := range e.Slots {
 			o.gens[e.Generation].fenced[s] = true
+			o.handOff(s, e.Generation)
 		}
 	case PeerGone:
 		for _, g := range o.gens {
 			if g.owner == e.Owner && g.link == "nixl" {
-				for _, s := range g.slots {
-					g.fenced[s] = true
-				}
+				o.writesNoMore(g)
+			}
+		}
+	case EngineLost:
+		for id, c := range o.claims {
+			if c.conn == e.Engine {
+				delete(o.claims, id)
+			}
+		}
+		for id, w := range o.calls {
+			if w, ok := w.(Wait); ok && w.Engine == e.Engine {
+				delete(o.calls, id) // nobody is there to be answered
 			}
 		}
 	case EngineFenced:
-		for s, c := range o.readers {
-			if c == e.Engine {
-				delete(o.readers, s)
+		for i := range o.seats {
+			if o.seats[i].reader == e.Engine {
+				o.seats[i].reader = 0
 			}
 		}
 	case Wait:
-		o.calls[e.Call] = true
+		o.calls[e.Call] = e
 	case Find:
-		o.calls[e.Call] = true
+		o.calls[e.Call] = e
 	case Claim:
-		o.calls[e.Call] = true
+		o.calls[e.Call] = e
 	case Release:
-		o.calls[e.Call] = true
+		o.calls[e.Call] = e
 	case CancelByName:
-		o.calls[e.Call] = true
+		o.calls[e.Call] = e
 	}
 }
 
-func seqOf(m msg.Message) uint64 {
-	switch m := m.(type) {
+func (o *observer) heard(e Received) {
+	switch m := e.Msg.(type) {
+	case *msg.AllocRequest:
+		o.lines[e.Conn] = append(o.lines[e.Conn], m)
+	case *msg.CancelNotif:
+		o.lines[e.Conn] = append(o.lines[e.Conn], nil)
 	case *msg.Hello:
-		return m.Seq
+		o.incs[e.Conn] = m.Incarnation
+		o.ask(e.Conn, m.Seq)
 	case *msg.Begin:
-		return m.Seq
+		o.ask(e.Conn, m.Seq)
 	case *msg.Commit:
-		return m.Seq
+		o.ask(e.Conn, m.Seq)
+		for _, g := range o.gens { // over a one-sided link the write was done before
+			if g.link == "nixl" && g.owner == o.incs[e.Conn] && g.begin == m.Begin {
+				for _, k := range m.Chunks {
+					if k.Index < int64(len(g.slots)) && o.seats[g.slots[k.Index]].gen == g.gen {
+						o.seats[g.slots[k.Index]].landed = true
+					}
+				}
+			}
+		}
 	case *msg.Cancel:
-		return m.Seq
+		o.ask(e.Conn, m.Seq)
 	case *msg.Watch:
-		return m.Seq
+		o.ask(e.Conn, m.Seq)
 	case *msg.Ready:
-		return m.Seq
+		o.ask(e.Conn, m.Seq)
 	case *msg.Heartbeat:
-		return m.Seq
-	}
-	return 0
-}
-
-// action takes what the core does.
-func (o *observer) action(a Action) {
-	switch a := a.(type) {
-	case Wake:
-		if a.At < o.now {
-			o.fail("R10: a wake-up in the past: %d at %d", a.At, o.now)
-		}
-		o.due = a.At
-	case Open:
-		g := &grant{gen: a.Generation, owner: a.Owner, link: a.Link, slots: slices.Clone(a.Slots), revoked: map[kv.SlotID]kv.Instant{}, fenced: map[kv.SlotID]bool{}}
-		if r := o.core.granted[a.Generation]; r != nil {
-			g.name = r.id
-		}
-		for _, s := range a.Slots {
-			o.fresh(s)
-		}
-		if o.gens[a.Generation] != nil {
-			o.fail("generation %d is given twice", a.Generation)
-		}
-		o.gens[a.Generation] = g
-		o.chaos.grants = append(o.chaos.grants, g)
-	case Revoke:
-		g := o.gens[a.Generation]
-		for _, s := range a.Slots {
-			if _, ok := g.revoked[s]; ok || g.link != a.Link {
-				o.fail("slot %d of generation %d is revoked twice, or over another link", s, a.Generation)
-			}
-			g.revoked[s] = o.now
-			if o.word(g) {
-				g.fenced[s] = true
+		o.ask(e.Conn, m.Seq)
+	case *msg.Drained:
+		for _, g := range o.gens {
+			if g.owner == o.incs[e.Conn] && g.begin == m.Begin && g.link == "nixl" && len(g.revoked) == len(g.slots) {
+				o.writesNoMore(g)
 			}
 		}
-	case Answer:
-		if !o.calls[a.Call] {
-			o.fail("call %d is answered twice, or was never made", a.Call)
-		}
-		delete(o.calls, a.Call)
-	case Send:
-		o.sent(a)
 	}
 }
 
-// fresh: R6, nobody's hand is on a slot that is handed out.
-func (o *observer) fresh(s kv.SlotID) {
-	if g := o.writer(s); g != nil {
-		o.fail("R6: slot %d is handed out while generation %d may still write it", s, g.gen)
+func (o *observer) ask(c kv.ConnID, seq uint64) {
+	if o.cut[c] {
+		return
 	}
-	if c, ok := o.readers[s]; ok {
-		o.fail("R6: slot %d is handed out while connection %d may still read it", s, c)
+	id := askID{o.incs[c], seq}
+	if o.asked[id] == nil {
+		o.asked[id] = &question{}
 	}
-	delete(o.landed, s)
+	o.asked[id].conn = c
+	o.asked[id].came++
 }
 
-// writer returns the grant whose sender may still write a slot.
-func (o *observer) writer(s kv.SlotID) *grant {
-	for _, g := range o.gens {
-		if !slices.Contains(g.slots, s) || g.fenced[s] {
-			continue
-		}
-		at, revoked := g.revoked[s]
-		if g.link == "nixl" && revoked && at.Add(o.core.cfg.Quarantine) <= o.now {
-			continue
-		}
-		return g
+func (o *observer) writesNoMore(g *grant) {
+	for _, s := range g.slots {
+		o.handOff(s, g.gen)
 	}
-	return nil
 }
 
-// word: what is revoked of a one-sided request while it goes on (its surplus), or
-// because it is ready, its own sender has said it writes no more.
-func (o *observer) word(g *grant) bool {
-	r := o.core.granted[g.gen]
-	return g.link == "nixl" && (r != nil && r.state != draining || slices.Contains(o.ready, g.name))
+func (o *observer) handOff(s kv.SlotID, gen kv.Generation) {
+	if t := &o.seats[s]; t.gen == gen {
+		t.hand = false
+	}
 }
 
-// hands: R6 as a predicate, and R1 in the status.
-func (o *observer) hands() {
-	for s := range kv.SlotID(chaosCapacity) {
-		free := o.core.pool.Slot(s).State == slot.Free
-		if g := o.writer(s); free && g != nil {
-			o.fail("R6: slot %d is free while generation %d may still write it", s, g.gen)
+// ---- actions ----
+
+// actions takes what the core did in one step. goesOn says whether a generation
+// is live, or was until it was ready.
+func (o *observer) actions(all []Action, goesOn func(kv.Generation) bool) {
+	for _, a := range all {
+		switch a := a.(type) {
+		case Wake:
+			if a.At < o.now {
+				o.fail("R10: a wake-up in the past: %d at %d", a.At, o.now)
+			}
+		case Open:
+			o.opened(a)
+		case Revoke:
+			o.revokes(a, goesOn)
+		case Close:
+			o.cut[a.Conn] = true
+		case Note:
+			o.noted(a)
+		case Answer:
+			o.answer(a)
+		case Send:
+			o.sent(a)
 		}
-		if c, ok := o.readers[s]; free && ok {
-			o.fail("R6: slot %d is free while connection %d may still read it", s, c)
-		}
-	}
-	p := o.core.Status(o.now).Pool
-	if p.Free+p.Reserved+p.Granted+p.Committed+p.Claimed+p.Quarantined != p.Capacity || min(p.Free, p.Reserved, p.Granted, p.Committed, p.Claimed, p.Quarantined) < 0 {
-		o.fail("R1: %+v", p)
 	}
 }
+
+func (o *observer) opened(a Open) {
+	if o.gens[a.Generation] != nil || len(a.Slots) == 0 {
+		o.fail("generation %d is given twice, or to nothing", a.Generation)
+	}
+	o.gens[a.Generation] = &grant{gen: a.Generation, owner: a.Owner, link: a.Link, slots: slices.Clone(a.Slots),
+		revoked: map[kv.SlotID]bool{}, fenced: map[kv.SlotID]bool{}}
+	for _, s := range a.Slots {
+		o.handOut(s, seat{gen: a.Generation})
+	}
+}
+
+// handOut: R6, nobody's hand is on a slot that is handed out.
+func (o *observer) handOut(s kv.SlotID, to seat) {
+	o.untouched(s, "handed out")
+	to.hand, to.until = true, kv.Never
+	o.seats[s] = to
+}
+
+func (o *observer) untouched(s kv.SlotID, what string) {
+	t := &o.seats[s]
+	if t.hand && t.until > o.now {
+		o.fail("R6: slot %d is %s while generation %d, or %v, may still write it", s, what, t.gen, t.owner)
+	}
+	if t.reader != 0 {
+		o.fail("R6: slot %d is %s while connection %d may still read it", s, what, t.reader)
+	}
+}
+
+// revokes: over a one-sided link the slots are quarantined for a time, unless
+// the request goes on (it is its surplus) or is ready: then its own Commit has
+// said that it writes them no more.
+func (o *observer) revokes(a Revoke, goesOn func(kv.Generation) bool) {
+	g := o.gens[a.Generation]
+	for _, s := range a.Slots {
+		if g.revoked[s] || g.link != a.Link || o.seats[s].gen != g.gen {
+			o.fail("slot %d of generation %d is revoked twice, or over another link", s, a.Generation)
+		}
+		g.revoked[s] = true
+		if g.link == "nixl" {
+			o.seats[s].until = o.now.Add(o.cfg.Quarantine)
+			if goesOn(g.gen) {
+				o.seats[s].hand = false
+			}
+		}
+	}
+}
+
+// noted: what a Note tells of endings. The ready ones' senders write no more.
+func (o *observer) noted(a Note) {
+	id := legacyID{a.Owner, a.ReqID}
+	if a.Kind == NoteAdmitted {
+		delete(o.holds, id) // an id that was ready is free again
+	}
+	if a.Kind != NoteEnded {
+		return
+	}
+	for _, s := range o.holds[id] {
+		t := &o.seats[s]
+		switch {
+		case t.owner != id:
+		case a.Ending == msg.EndReady:
+			t.hand, t.landed = false, true
+		case !o.cfg.LegacyData:
+			t.hand = false
+		default:
+			t.until = o.now.Add(o.cfg.Quarantine)
+		}
+	}
+	if a.Ending != msg.EndReady {
+		delete(o.holds, id)
+	}
+}
+
+// ---- the engine's side ----
+
+func (o *observer) answer(a Answer) {
+	e, ok := o.calls[a.Call]
+	if !ok {
+		o.fail("call %d is answered twice, or was never made", a.Call)
+	}
+	delete(o.calls, a.Call)
+	switch e := e.(type) {
+	case Claim:
+		if a.Err == nil {
+			o.claimed(e, a.Claim)
+		}
+	case Release:
+		id := claimID{e.By, e.ReqID}
+		if c := o.claims[id]; c != nil && a.Err == nil {
+			o.released(id, c, e.Chunks)
+		}
+	}
+}
+
+// claimed: R7, whatever may be read has landed, in its own slot, and nobody else
+// reads it.
+func (o *observer) claimed(e Claim, r *ClaimReply) {
+	id := claimID{e.By, e.ReqID}
+	c := o.claims[id]
+	if c == nil {
+		c = &claim{conn: e.Engine}
+		o.claims[id] = c
+	}
+	c.chunks = r.Chunks
+	for _, k := range r.Chunks {
+		t := &o.seats[k.Slot]
+		if !t.landed {
+			o.fail("R7: chunk %d of %q may be read in slot %d before it has landed", k.Index, e.ReqID, k.Slot)
+		}
+		if g := o.gens[t.gen]; g != nil && (g.slots[k.Index] != k.Slot || k.Key != fmt.Sprint("k", k.Index)) {
+			o.fail("R7: chunk %d of %q is read as %q in slot %d", k.Index, e.ReqID, k.Key, k.Slot)
+		}
+		if t.reader != 0 && t.reader != c.conn {
+			o.fail("slot %d has two readers", k.Slot)
+		}
+		t.reader = c.conn
+	}
+}
+
+func (o *observer) released(id claimID, c *claim, indexes []int64) {
+	var left []ClaimedChunk
+	for _, k := range c.chunks {
+		if indexes == nil || slices.Contains(indexes, k.Index) {
+			o.seats[k.Slot].reader = 0
+		} else {
+			left = append(left, k)
+		}
+	}
+	if c.chunks = left; left == nil {
+		delete(o.claims, id)
+	}
+}
+
+// ---- messages ----
 
 func (o *observer) sent(a Send) {
-	var re uint64
-	inc, ok := o.session[a.Conn]
+	if o.cut[a.Conn] {
+		o.fail("something is said on connection %d, which is gone or superseded", a.Conn)
+	}
+	inc := o.incs[a.Conn]
 	switch m := a.Msg.(type) {
 	case *msg.HelloReply:
-		return
+		o.answered(inc, m.Re)
+		if !m.Resumed {
+			o.epoch[inc]++
+		}
 	case *msg.Granted:
-		re = m.Re
+		o.answered(inc, m.Re)
 		if g := o.gens[m.Generation]; g != nil {
 			g.begin = m.Begin
 			if !slices.Equal(g.slots, m.Slots) {
@@ -323,136 +403,114 @@ func (o *observer) sent(a Send) {
 			}
 		}
 	case *msg.CommitReply:
-		re = m.Re
+		o.answered(inc, m.Re)
 		if m.Complete {
 			o.verdict(inc, m.Begin, "ready")
 		}
 	case *msg.Ended:
-		re = m.Re
-		if m.Begin != 0 && m.Reason != "ended" {
-			o.verdict(inc, m.Begin, string(m.Ending)+" "+string(m.Reason))
+		if m.Re != 0 {
+			o.answered(inc, m.Re)
 		}
-		if m.Seq != 0 {
-			o.chaos.told = append(o.chaos.told, told{inc, m.Seq, m.Begin})
+		if m.Begin != 0 && m.Reason != "ended" {
+			o.verdict(inc, m.Begin, strings.TrimSpace(fmt.Sprint(m.Ending, " ", m.Reason)))
 		}
 	case *msg.HeartbeatReply:
-		re = m.Re
+		o.answered(inc, m.Re)
 	case *msg.Error:
-		re = m.Re
-	default:
+		o.answered(inc, m.Re)
+	case *msg.AllocResponse:
+		o.allocated(a.Conn, m)
+	}
+}
+
+func (o *observer) answered(inc kv.Incarnation, re uint64) {
+	q := o.asked[askID{inc, re}]
+	if q == nil {
+		o.fail("seq %d of %s is answered and was never asked", re, inc)
 		return
 	}
-	if ok && re != 0 {
-		o.answered[asked2{inc, o.epoch[inc], re}]++
+	if q.answers++; q.answers > q.came {
+		o.fail("seq %d of %s came %d times and is answered %d times", re, inc, q.came, q.answers)
 	}
 }
 
 // verdict: R5, a request has one ending, whoever asks and when.
 func (o *observer) verdict(inc kv.Incarnation, begin uint64, v string) {
-	b := beginOf{inc, o.epoch[inc], begin}
-	v = strings.TrimSpace(v)
+	b := beginID{inc, o.epoch[inc], begin}
 	if had := o.verdicts[b]; had != "" && had != v {
-		o.fail("R5: begin %d ended as %q and as %q", begin, had, v)
+		o.fail("R5: begin %d of %s ended as %q and as %q", begin, inc, had, v)
 	}
 	o.verdicts[b] = v
 }
 
-// after compares what the event did with what it may do.
-func (o *observer) after(e Event) {
-	switch e := e.(type) {
-	case Received:
-		if m, ok := e.Msg.(*msg.Hello); ok {
-			o.helloed(e.Conn, m)
-		}
-	case Landed:
-		g := o.gens[e.Generation]
-		if _, had := o.landed[e.Slot]; !had && !g.fenced[e.Slot] {
-			o.landed[e.Slot] = e.Generation
-		}
-	}
-}
-
-// helloed notes whose connection it is now, and whether a new session began.
-func (o *observer) helloed(id kv.ConnID, m *msg.Hello) {
-	cn := o.core.conns[id]
-	if cn == nil || cn.session == nil || cn.session.incarnation != m.Incarnation {
+// allocated: an LMCache message has one reply, in order; a key that a request
+// holds keeps its slot.
+func (o *observer) allocated(c kv.ConnID, m *msg.AllocResponse) {
+	line := o.lines[c]
+	if len(line) == 0 {
+		o.fail("connection %d gets a reply to nothing", c)
 		return
 	}
-	if _, ok := o.session[id]; ok {
+	q := line[0]
+	o.lines[c] = line[1:]
+	if q == nil || slices.Contains(m.RemoteIndexes, -1) {
 		return
 	}
-	o.session[id] = m.Incarnation
-	if int(cn.session.serial) != o.epoch[m.Incarnation] {
-		o.epoch[m.Incarnation] = int(cn.session.serial)
-		o.chaos.told = slices.DeleteFunc(o.chaos.told, func(t told) bool { return t.inc == m.Incarnation })
+	if len(m.RemoteIndexes)+len(m.AlreadySent) != len(q.Keys) {
+		o.fail("%d keys get %d slots and %d were sent", len(q.Keys), len(m.RemoteIndexes), len(m.AlreadySent))
+		return
 	}
-}
-
-// repeat: R9, the same message once more changes nothing, and what was answered
-// at once is answered alike. It happens to a clone.
-func (o *observer) repeat(e Received) {
-	switch e.Msg.(type) {
-	case *msg.Hello, *msg.AllocRequest:
-		return // each has its own rule: a second Hello is refused, each AllocRequest has an answer
+	id := legacyID{o.who[c], q.ReqID}
+	if o.holds[id] == nil {
+		o.holds[id] = map[string]kv.SlotID{}
 	}
-	if cn := o.core.conns[e.Conn]; cn != nil && len(cn.replies) > 0 {
-		return // a CancelNotif's answer stands in line too
-	}
-	before := o.core.Encode(nil)
-	twin := o.core.Clone()
-	if !bytes.Equal(before, twin.Encode(nil)) {
-		o.fail("a clone is encoded differently")
-	}
-	twin.Step(o.now, e)
-	if err := twin.Check(); err != nil {
-		o.fail("after a repeat: %w", err)
-	}
-	if !bytes.Equal(before, twin.Encode(nil)) {
-		o.fail("R9: a repeat of %T%+v changed the state", e.Msg, e.Msg)
-	}
-	if !bytes.Equal(before, o.core.Encode(nil)) {
-		o.fail("a clone is not independent")
-	}
-}
-
-// wind ends the history: everybody goes, every fence is reported, every time
-// runs out. R12: nothing is left.
-func (o *observer) wind() {
-	for _, id := range append(slices.Clone(o.chaos.engines), o.chaos.lost...) {
-		o.step(EngineLost{Engine: id})
-		o.step(EngineFenced{Engine: id})
-	}
-	for range 400 {
-		if o.err != nil {
+	next := 0
+	for i, k := range q.Keys {
+		if slices.Contains(m.AlreadySent, int64(i)) {
+			continue
+		}
+		s := kv.SlotID(m.RemoteIndexes[next])
+		next++
+		if had, ok := o.holds[id][k]; ok && o.seats[had].owner == id {
+			if had != s {
+				o.fail("R9: key %s of %v has slot %d and %d", k, id, had, s)
+			}
+			continue
+		}
+		o.handOut(s, seat{owner: id})
+		o.holds[id][k] = s
+		if q.ReqID == "" { // nothing tells which anonymous request it is
+			o.seats[s] = seat{landed: true}
+			delete(o.holds, id)
 			return
 		}
-		for _, g := range o.chaos.grants {
-			for s := range g.revoked {
-				if g.link != "nixl" && !g.fenced[s] {
-					o.step(Fenced{Generation: g.gen, Slots: []kv.SlotID{s}})
-				}
-			}
-		}
-		if o.due == kv.Never {
-			break
-		}
-		o.pass(max(o.due.Sub(o.now), 0))
 	}
-	for k, n := range o.asked {
-		if k.epoch == o.epoch[k.inc] && o.answered[k] > n {
-			o.fail("seq %d of %s was asked %d times and answered %d times", k.seq, k.inc, n, o.answered[k])
+}
+
+// ---- predicates ----
+
+// state: R6, no hand is on a free slot.
+func (o *observer) state(p *slot.Pool) {
+	for s := range kv.SlotID(chaosCapacity) {
+		if p.Slot(s).State == slot.Free {
+			o.untouched(s, "free")
 		}
 	}
-	for _, c := range slices.Clone(o.chaos.conns) {
-		o.step(Disconnected{Conn: c.id})
+}
+
+// end: everything that was asked has its answer.
+func (o *observer) end() {
+	for id, q := range o.asked {
+		if q.answers == 0 && !o.cut[q.conn] {
+			o.fail("seq %d of %s was never answered", id.seq, id.inc)
+		}
 	}
-	o.pass(1000 * kv.Second)
-	c := o.core
-	if free := c.pool.Counts().Free; free != chaosCapacity {
-		o.fail("R12: %d of %d slots are free in the end", free, chaosCapacity)
+	for id, e := range o.calls {
+		o.fail("call %d was never answered: %T%+v", id, e, e)
 	}
-	if n := c.requests.n + c.endings.n + len(c.names) + len(c.granted) + len(c.identities) + len(c.sessions) + len(c.waits) + c.watches + len(c.findable) + len(c.readers); n != 0 {
-		o.fail("R12: left over: %d requests, %d endings, %d names, %d generations, %d identities, %d sessions, %d waits, %d watches, %d findable, %d readers",
-			c.requests.n, c.endings.n, len(c.names), len(c.granted), len(c.identities), len(c.sessions), len(c.waits), c.watches, len(c.findable), len(c.readers))
+	for c, l := range o.lines {
+		if len(l) > 0 && !o.cut[c] {
+			o.fail("%d LMCache messages on connection %d were never answered", len(l), c)
+		}
 	}
 }
