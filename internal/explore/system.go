@@ -19,7 +19,6 @@ type prompt struct {
 // config is a system to explore.
 type config struct {
 	name     string
-	doc      string
 	link     string // tcp, shm or nixl
 	capacity int    // slots of each receive pool
 	staging  int    // slots of each staging pool
