@@ -17,8 +17,8 @@ func TestRandomHistories(t *testing.T) {
 				run := func(tell bool) (string, error) {
 					seed := i*parts + part
 					h := newHistory(newSeeded(seed), seed%8 < 4)
-					h.check, h.tracing = i%8 == 0 || tell, tell
-					err := h.run(24 + int(i%4)*8)
+					h.check, h.tracing = i%16 == 0 || tell, tell
+					err := h.run(12 + int(i%3)*10)
 					return fmt.Sprintf("seed %d:\n%s", seed, strings.Join(h.trace, "\n")), err
 				}
 				if _, err := run(false); err != nil {
