@@ -79,14 +79,27 @@ func (c *Core) checkLedger() error {
 	if reserved != int64(n.Reserved) {
 		return fmt.Errorf("%d slots are reserved for requests, %d in the pool", reserved, n.Reserved)
 	}
-	var f int64
+	b := blocked{lasting: c.quarantinedForLong()}
 	for p := range first {
-		f += incomplete[p]
+		b.lockStep += incomplete[p]
 	}
-	if f != c.lockStep || c.blocked.lockStep != f || c.blocked.quarantined != int64(n.Quarantined) {
-		return fmt.Errorf("%d slots are lock-step and %d quarantined; counted %d, told %+v", f, n.Quarantined, c.lockStep, c.blocked)
+	if b != c.blocked || b.lasting != c.lasting || b.lockStep != c.lockStep {
+		return fmt.Errorf("blocked are %+v; counted %d and %d, told %+v", b, c.lasting, c.lockStep, c.blocked)
 	}
 	return nil
+}
+
+// quarantinedForLong counts the slots that wait for more than their link's word.
+func (c *Core) quarantinedForLong() (n int64) {
+	for r := range c.requests.all {
+		for _, s := range r.slots {
+			e := c.pool.Slot(s)
+			if c.holds(r, s) && e.State == slot.Quarantined && (e.Hands != slot.Writer || !c.linkOf(r).ExactFence) {
+				n++
+			}
+		}
+	}
+	return n
 }
 
 // checkWaiting: R3.

@@ -35,7 +35,7 @@ import (
 //  1. R1, R6: those of package slot; every slot that is not free belongs to one
 //     chunk of one request here, under that request's generation.
 //  2. The ledger's free room is the pool's, what waits there is what waits here,
-//     and its lock-step count is the sum of its definition (locked).
+//     and so do the slots that it is told do not come free by themselves.
 //  3. R3: a waiting request has no slot, no generation and no commit.
 //  4. An admitted request holds a slot or a reservation for each of its chunks;
 //     a ready one has each committed; a claimed one has a reader; a draining one
@@ -68,6 +68,7 @@ type Core struct {
 	handshakes handshakes
 	leases     int   // peers that hold a lease
 	lockStep   int64 // F of design 4.2
+	lasting    int64 // quarantined slots that wait for a peer, an engine or a time
 	blocked    blocked
 	watches    int // of all proxies
 
@@ -214,8 +215,8 @@ func (c *Core) settle() {
 			c.ledger.Return(back)
 			c.unsettled = true
 		}
-		if b := (blocked{int64(n.Quarantined), c.lockStep}); b != c.blocked {
-			c.ledger.SetBlocked(b.quarantined, b.lockStep)
+		if b := (blocked{c.lasting, c.lockStep}); b != c.blocked {
+			c.ledger.SetBlocked(b.lasting, b.lockStep)
 			c.blocked = b
 			c.unsettled = true
 		}
@@ -231,8 +232,9 @@ func (c *Core) settle() {
 	}
 }
 
-// blocked is what the ledger was told cannot come free by itself.
-type blocked struct{ quarantined, lockStep int64 }
+// blocked is what the ledger was told does not come free by itself. The slots
+// that a link is about to fence do: an earmark is not lost over them.
+type blocked struct{ lasting, lockStep int64 }
 
 // drain refuses what waits and whatever comes; what is admitted goes on.
 func (c *Core) drain() {

@@ -76,6 +76,7 @@ func (c *Core) engineLost(id kv.ConnID) {
 	for r := range rd.claims.all {
 		c.note(r, Note{Kind: NoteQuarantined, Count: r.unread, Reason: fault.PeerLost, Text: "its reader's connection is lost"})
 		c.retire(r, isReady)
+		c.lasting += r.unread
 		r.reader = rd
 		rd.lost.push(r)
 	}
@@ -106,6 +107,7 @@ func (c *Core) engineFenced(e EngineFenced) {
 		for _, s := range r.slots {
 			if c.holds(r, s) && c.pool.Slot(s).Hands&slot.Reader != 0 {
 				c.letGo(r, s, slot.Reader)
+				c.lasting--
 			}
 		}
 		rd.lost.remove(r)

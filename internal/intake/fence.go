@@ -61,7 +61,6 @@ func (c *Core) revoke(r *request) {
 		c.act(Revoke{Link: link.Name, Generation: r.gen, Slots: r.slots[:r.goal()]})
 		r.revoked = true
 	}
-	quarantined := r.held
 	for _, s := range r.slots {
 		if c.holds(r, s) && c.pool.Slot(s).State != slot.Quarantined {
 			must(c.pool.Revoke(s, r.gen))
@@ -72,17 +71,19 @@ func (c *Core) revoke(r *request) {
 	if r.held == 0 || !r.unfinished() { // or the link, or the engine, will say
 		return
 	}
-	c.note(r, Note{Kind: NoteQuarantined, Count: quarantined})
 	switch {
-	case r.link == noLink && !c.cfg.LegacyData:
+	case r.link == noLink && !c.cfg.LegacyData: // nothing writes them
 		for _, s := range r.slots {
-			if c.pool.Slot(s).Hands&slot.Writer != 0 && c.holds(r, s) {
+			if c.holds(r, s) && c.pool.Slot(s).Hands&slot.Writer != 0 {
 				c.letGo(r, s, slot.Writer)
 			}
 		}
+		return
 	case !link.ExactFence:
 		r.goneAt = c.now.Add(c.cfg.Quarantine)
+		c.lasting += r.held
 	}
+	c.note(r, Note{Kind: NoteQuarantined, Count: r.held})
 }
 
 // surplus gives back the slots from the final number of chunks on. That the
@@ -135,6 +136,7 @@ func (c *Core) writerGone(r *request) {
 	for _, s := range r.slots {
 		if c.holds(r, s) && c.pool.Slot(s).Hands&slot.Writer != 0 {
 			c.letGo(r, s, slot.Writer)
+			c.lasting--
 		}
 	}
 	c.over(r)

@@ -215,7 +215,7 @@ func errOverflow(n, total int64) *fault.Error {
 func (c *Core) firstWaits(r *request) bool {
 	r.legacy.first = true
 	c.lockSteps(r.owner, 1, 0)
-	reach := int64(c.cfg.Capacity-c.pool.Counts().Quarantined) - c.lockStep
+	reach := int64(c.cfg.Capacity) - c.lasting - c.lockStep
 	if r.total <= reach {
 		return true
 	}
