@@ -105,7 +105,7 @@ func (c *Core) marked(id string) *fault.Error {
 	if n == nil || n.marks == 0 {
 		return nil
 	}
-	return fault.New(fault.Cancelled, "%q was cancelled before it began", id)
+	return fault.New(fault.Cancelled, "%q was cancelled by its proxy", id)
 }
 
 func errTooLarge(total int64, capacity int) *fault.Error {
