@@ -146,7 +146,8 @@ func (k *cloner) name(n *name) *name {
 	if m := k.names[n]; m != nil {
 		return m
 	}
-	m := newName(n.id)
+	m := new(name)
+	m.reset(n.id)
 	m.readies, m.marks = n.readies, n.marks
 	k.names[n] = m
 	return m

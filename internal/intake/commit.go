@@ -351,19 +351,14 @@ func (c *Core) retireEmpty(r *request) {
 // ---- records of Commits, used again ----
 
 func (c *Core) newCommit(seq uint64, id kv.ConnID) *commit {
-	n := len(c.spareCommits)
-	if n == 0 {
-		return &commit{seq: seq, conn: id}
-	}
-	w := c.spareCommits[n-1]
-	c.spareCommits = c.spareCommits[:n-1]
+	w := c.spareCommits.take()
 	*w = commit{seq: seq, conn: id, chunks: w.chunks[:0]}
 	return w
 }
 
 func (c *Core) freeCommit(w *commit) {
-	if len(c.spareCommits) < maxSpare && cap(w.chunks) <= maxSpareChunks {
-		c.spareCommits = append(c.spareCommits, w)
+	if cap(w.chunks) <= maxSpareChunks {
+		c.spareCommits.give(w)
 	}
 }
 

@@ -80,9 +80,11 @@ type Core struct {
 	hold   kv.Instant // timers do not ring before
 	woken  kv.Instant // the wake-up asked for; past: none
 
-	actions      []Action
-	spare        []*request // records to use again
-	spareCommits []*commit
+	actions       []Action
+	spareRequests spares[request]
+	spareCommits  spares[commit]
+	spareNames    spares[name]
+	spareEndings  spares[ending]
 }
 
 // New returns the core of a receiver whose slots are all free. It panics on a

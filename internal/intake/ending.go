@@ -123,7 +123,8 @@ func (c *Core) retire(r *request, v verdict) *ending {
 	}
 	n.requests.remove(r)
 	delete(r.owner.live, r.key)
-	e := &ending{verdict: v, name: n, key: r.key, gen: r.gen, total: r.total, empty: r.end == 0}
+	e := c.spareEndings.take()
+	*e = ending{verdict: v, name: n, key: r.key, gen: r.gen, total: r.total, empty: r.end == 0}
 	if !r.owner.over {
 		e.owner = r.owner
 	}
@@ -186,6 +187,7 @@ func (c *Core) forget(e *ending) {
 		delete(p.told, e.seq)
 		c.reap(p)
 	}
+	c.spareEndings.give(e)
 }
 
 // drained: none of the sender's writes for an ended request is in flight. Where
@@ -219,24 +221,25 @@ func (c *Core) nameOf(id string) *name {
 	if n := c.names[id]; n != nil {
 		return n
 	}
-	n := newName(id)
+	n := c.spareNames.take()
+	n.reset(id)
 	c.names[id] = n
 	return n
 }
 
-func newName(id string) *name {
-	n := &name{id: id}
+func (n *name) reset(id string) {
+	*n = name{id: id}
 	n.requests.at = func(r *request) *links[request] { return &r.byName }
 	n.endings.at = func(e *ending) *links[ending] { return &e.byName }
 	n.watches.at = func(w *watch) *links[watch] { return &w.byName }
 	n.waits.at = func(w *wait) *links[wait] { return &w.byName }
-	return n
 }
 
 // dropName forgets a name under which nothing is left.
 func (c *Core) dropName(n *name) {
-	if n.requests.n+n.endings.n+n.watches.n+n.waits.n == 0 {
+	if n.requests.n+n.endings.n+n.watches.n+n.waits.n == 0 && c.names[n.id] == n {
 		delete(c.names, n.id)
+		c.spareNames.give(n)
 	}
 }
 

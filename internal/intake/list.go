@@ -49,3 +49,27 @@ func (l *list[T]) all(yield func(*T) bool) {
 		x = next
 	}
 }
+
+// spares keeps records that are not in use, so that a steady state allocates
+// none.
+type spares[T any] struct{ free []*T }
+
+// maxSpares bounds what is kept.
+const maxSpares = 4096
+
+// take returns a record as it was given back, or a new one.
+func (s *spares[T]) take() *T {
+	n := len(s.free)
+	if n == 0 {
+		return new(T)
+	}
+	x := s.free[n-1]
+	s.free = s.free[:n-1]
+	return x
+}
+
+func (s *spares[T]) give(x *T) {
+	if len(s.free) < maxSpares {
+		s.free = append(s.free, x)
+	}
+}

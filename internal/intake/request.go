@@ -116,13 +116,7 @@ func (c *Core) linkOf(r *request) Link {
 
 // newRequest makes the record of a request that has passed its checks.
 func (c *Core) newRequest(p *peer, key reqKey, id string, total int64) *request {
-	var r *request
-	if n := len(c.spare); n > 0 {
-		r = c.spare[n-1]
-		c.spare = c.spare[:n-1]
-	} else {
-		r = new(request)
-	}
+	r := c.spareRequests.take()
 	*r = request{
 		serial: c.number(), id: id, name: c.nameOf(id), owner: p, key: key, link: noLink, total: total, end: -1, top: -1,
 		arrived: c.now, deadline: kv.Never, admitBy: kv.Never, goneAt: kv.Never,
@@ -151,16 +145,13 @@ func (c *Core) discard(r *request) {
 	}
 	clear(r.chunks)
 	clear(r.commits)
-	if len(c.spare) < maxSpare && cap(r.chunks) <= maxSpareChunks {
-		c.spare = append(c.spare, r)
+	if cap(r.chunks) <= maxSpareChunks {
+		c.spareRequests.give(r)
 	}
 }
 
-// What is kept to be used again.
-const (
-	maxSpare       = 4096
-	maxSpareChunks = 4096
-)
+// maxSpareChunks bounds what a record that is kept to be used again holds on to.
+const maxSpareChunks = 4096
 
 // arm sets the request's timer to the next thing that time does to it.
 func (c *Core) arm(r *request) {
