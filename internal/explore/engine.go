@@ -13,16 +13,17 @@ import (
 // Calls are numbered by what they are and whose: of one attempt at most one of
 // each is out.
 const (
-	callBegin   kv.CallID = 100
-	callStage   kv.CallID = 200
-	callSubmit  kv.CallID = 300
-	callUnstage kv.CallID = 400
-	callCancel  kv.CallID = 500
-	callWait    kv.CallID = 600
-	callClaim   kv.CallID = 700
-	callRelease kv.CallID = 800
-	callAsk     kv.CallID = 900
-	callWarm    kv.CallID = 1000
+	callBegin      kv.CallID = 100
+	callStage      kv.CallID = 200
+	callSubmit     kv.CallID = 300
+	callUnstage    kv.CallID = 400
+	callCancel     kv.CallID = 500
+	callWait       kv.CallID = 600
+	callClaim      kv.CallID = 700
+	callRelease    kv.CallID = 800
+	callAsk        kv.CallID = 900
+	callCancelName kv.CallID = 1000
+	callWarm       kv.CallID = 1100
 )
 
 // after does something once the step under way is carried out.
@@ -114,7 +115,7 @@ func (w *world) allGranted(i int) bool {
 // have granted, a rank after the other, and holds nothing meanwhile.
 func (w *world) mayStage(i int) bool {
 	a, sp := w.atts[i], &w.x.specs[i]
-	if a.waits || a.gone || a.cancel != 0 || a.told.how != 0 || len(a.staged) > 0 || int(a.submitted) >= sp.end || !w.allGranted(i) || w.blockedOnGrant(sp.engine) {
+	if a.waits || a.stopped || a.gone || a.cancel != 0 || a.told.how != 0 || len(a.staged) > 0 || int(a.submitted) >= sp.end || !w.allGranted(i) || w.blockedOnGrant(sp.engine) {
 		return false
 	}
 	for j := range w.atts {
@@ -250,6 +251,16 @@ func (w *world) cancelAttempt(i int) {
 	})
 }
 
+// cancelName is a cancel at the receiver, by a proxy, an engine or an operator.
+func (w *world) cancelName(i int) {
+	sp := &w.x.specs[i]
+	w.att(i).cancelled = true
+	id := kv.ConnID(w.recvs[sp.recv].reader)
+	w.stepR(sp.recv, ev(evCancelName, uint64(i), uint64(id)), func() intake.Event {
+		return intake.CancelByName{Engine: id, Call: callCancelName + kv.CallID(i), ReqID: sp.req, Reason: fault.Cancelled}
+	})
+}
+
 // ofSender finds the attempt that a sender calls by a name.
 func (w *world) ofSender(n int, req string) int {
 	return slices.IndexFunc(w.x.specs, func(s spec) bool { return s.sender == n && s.req == req })
@@ -303,10 +314,8 @@ func (w *world) answerS(n int, a *act) {
 			w.checkTold(i, &act{ending: msg.EndFailed, code: a.code, text: a.text})
 		}
 	case callStage:
-		t.waits = false
-		if !a.err {
-			w.hold(i, a.slots)
-		}
+		t.waits, t.stopped = false, a.err
+		w.hold(i, a.slots)
 	case callCancel:
 		t.cancel = 2
 		if a.ending != "" && t.told.how != 0 && endings[t.told.how] != a.ending {

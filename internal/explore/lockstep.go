@@ -34,8 +34,9 @@ type lockstepConfig struct {
 type lockRequest struct{ sender, total int }
 
 var lockstepSystems = map[string]lockstepConfig{
-	"lockstep":      {name: "lockstep", capacity: 4, senders: [][]int{{2, 2}, {2, 2}}},
-	"lockstep/wide": {name: "lockstep/wide", capacity: 4, senders: [][]int{{2, 2}, {2, 2}, {3}}},
+	"lockstep/small": {name: "lockstep/small", capacity: 4, senders: [][]int{{2, 2}, {2}}},
+	"lockstep":       {name: "lockstep", capacity: 4, senders: [][]int{{2, 2}, {2, 2}}},
+	"lockstep/wide":  {name: "lockstep/wide", capacity: 4, senders: [][]int{{2, 2}, {2, 2}, {3}}},
 }
 
 // lockState is one state.

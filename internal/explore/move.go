@@ -44,12 +44,14 @@ const (
 	mvUnstick
 	// Faults.
 	mvBreak
+	mvOneWay
 	mvDialFails
 	mvLinkFails
 	mvTwiceR
 	mvTwiceS
 	mvLate
 	mvCancel
+	mvCancelName
 	mvCrashR
 	mvCrashS
 	mvBreakData
@@ -65,8 +67,8 @@ func (k moveKind) fault() bool    { return k >= mvBreak }
 
 var moveNames = [...]string{"begin", "stage", "submit", "claim", "release", "connect", "to-receiver", "to-sender", "hears-loss",
 	"link-up", "link-down", "send", "give-up", "arrive", "write-done", "copy", "copied", "fence", "link-lost",
-	"fence-engine", "fence-reader", "tick-receiver", "tick-sender", "time", "stray-write", "stuck-write", "break", "dial-fails", "link-fails",
-	"twice-to-receiver", "twice-to-sender", "late", "cancel", "crash-receiver", "crash-sender", "break-data", "lose-link", "stick", "ignore",
+	"fence-engine", "fence-reader", "tick-receiver", "tick-sender", "time", "stray-write", "stuck-write", "break", "one-way", "dial-fails", "link-fails",
+	"twice-to-receiver", "twice-to-sender", "late", "cancel", "cancel-at-receiver", "crash-receiver", "crash-sender", "break-data", "lose-link", "stick", "ignore",
 	"lose-reader", "lose-engine"}
 
 // move is one of them, with what it is about.
@@ -260,6 +262,9 @@ func (w *world) faultMoves(out []move, may func(faultSet) bool) []move {
 						}
 					}
 				}
+				if may(faultOneWay) && !k.mute && !k.deaf {
+					out = append(out, mv(mvOneWay, n, i, 0), mv(mvOneWay, n, i, 1))
+				}
 				if may(faultDuplicate) {
 					if len(k.toR) > 0 {
 						out = append(out, mv(mvTwiceR, n, i))
@@ -306,6 +311,9 @@ func (w *world) faultMoves(out []move, may func(faultSet) bool) []move {
 		a := w.atts[i]
 		if may(faultCancel) && a.begun && !a.gone && a.cancel == 0 && w.x.specs[i].rank == 0 && a.claim != released {
 			out = append(out, mv(mvCancel, i))
+		}
+		if may(faultCancel) && !a.cancelled && (a.place == waiting || a.place == admitted || a.place == over && a.claim == unclaimed) {
+			out = append(out, mv(mvCancelName, i))
 		}
 		if may(faultReader) && a.place == over && endings[a.at.how] == "ready" && a.claim == unclaimed {
 			out = append(out, mv(mvIgnore, i))
@@ -427,8 +435,12 @@ func (w *world) do(m move) {
 		w.strayLands(a, b)
 	case mvBreak:
 		w.cutConn(a, b, c, int(m.d))
+	case mvOneWay:
+		w.cutOneWay(a, b, c == 1)
 	case mvCancel:
 		w.cancelPrompt(a)
+	case mvCancelName:
+		w.cancelName(a)
 	case mvCrashR:
 		w.crashR(a, b == 1)
 	case mvCrashS:
@@ -482,7 +494,7 @@ func (w *world) text(m move) string {
 		return fmt.Sprintf("s%d conn %d", a, k.id&0xff)
 	}
 	switch m.kind {
-	case mvBegin, mvStage, mvSubmit, mvClaim, mvRelease, mvCancel, mvIgnore:
+	case mvBegin, mvStage, mvSubmit, mvClaim, mvRelease, mvCancel, mvCancelName, mvIgnore:
 		return name + " " + w.x.name(a)
 	case mvConnect, mvGoneS, mvDialFails:
 		return name + " " + cn()
@@ -493,6 +505,8 @@ func (w *world) text(m move) string {
 	case mvBreak:
 		k := &w.sends[a].conns[b]
 		return fmt.Sprintf("%s %s: %d of %d still reach the receiver, %d of %d the sender", name, cn(), c, len(k.toR), m.d, len(k.toS))
+	case mvOneWay:
+		return fmt.Sprintf("%s %s: what goes to the %s is lost", name, cn(), [...]string{"sender", "receiver"}[c])
 	case mvLinkUp, mvLinkEnds, mvLinkFails, mvLoseLink:
 		return name + " " + link()
 	case mvBreakData:

@@ -30,6 +30,7 @@ const (
 	evUnstage
 	evSubmit
 	evCancel
+	evCancelName
 	evLinkUp
 	evLinkDown
 	evSent
@@ -102,7 +103,7 @@ func (w *world) actS(n int, a *act) {
 			k.left, k.toS = true, nil
 		}
 	case doSend:
-		if k := s.conn(a.conn); k != nil && k.up && !k.cut && !k.left {
+		if k := s.conn(a.conn); k != nil && k.up && !k.cut && !k.left && !k.mute {
 			k.toR = append(k.toR, a.msg)
 		}
 	case doConnect:
@@ -187,7 +188,7 @@ func (k *conn) life(s *sender) uint8 {
 const former kv.ConnID = 1 << 63
 
 func (w *world) sendToS(r int, a *act) {
-	if _, k := w.connOf(r, a.conn); k != nil && !k.cut && !k.left {
+	if _, k := w.connOf(r, a.conn); k != nil && !k.cut && !k.left && !k.deaf {
 		k.toS = append(k.toS, a.msg)
 		w.drainEarly(r, a.conn, a.msg)
 	}
@@ -281,6 +282,16 @@ func (w *world) cutConn(n, i, keepR, keepS int) {
 	k := &w.send(n).conns[i]
 	k.cut = true
 	k.toR, k.toS = k.toR[:keepR], k.toS[:keepS]
+}
+
+// cutOneWay loses one direction of a connection, from now on.
+func (w *world) cutOneWay(n, i int, toReceiver bool) {
+	k := &w.send(n).conns[i]
+	if toReceiver {
+		k.mute, k.toR = true, nil
+	} else {
+		k.deaf, k.toS = true, nil
+	}
 }
 
 // crashR kills a receiver's agent and starts it again: another incarnation with

@@ -33,7 +33,7 @@ var searches = map[string][]struct {
 	"short": {
 		{0, "one queue pair uneven wide three cold hasty ranks ranksqueue"},
 		{1, "one cold"},
-		{0, "order limits lockstep"},
+		{0, "order limits lockstep/small"},
 	},
 	"ci": {
 		{0, "three hasty ranks ranksqueue lockstep/wide"},
@@ -133,7 +133,7 @@ func TestLimitsOfSearch(t *testing.T) {
 func TestPartsAreKept(t *testing.T) {
 	var states [2]int
 	for i := range states {
-		m, err := build("queue/tcp", 1, "", "")
+		m, err := build("one/tcp", 1, "", "")
 		if err != nil {
 			t.Fatal(err)
 		}

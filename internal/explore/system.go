@@ -42,6 +42,7 @@ type faultSet uint32
 
 const (
 	faultBreak     faultSet = 1 << iota // a control connection breaks, with a suffix lost in each direction
+	faultOneWay                         // one direction of a control connection is lost, and neither end notices
 	faultDial                           // a dial or a link's hello fails
 	faultDuplicate                      // a message comes twice
 	faultLate                           // time passes while something is under way

@@ -113,6 +113,8 @@ type conn struct {
 	up    bool
 	known bool    // to the receiver
 	cut   bool    // nothing more gets on it
+	mute  bool    // what the sender says is lost, and neither end notices
+	deaf  bool    // what the receiver says is
 	left  bool    // the sender has closed it, or knows that it is gone
 	toR   []msgID // in flight
 	toS   []msgID
@@ -157,9 +159,11 @@ type attempt struct {
 	granted   bool
 	gone      bool // its agent or its engine was lost: nobody is there to be told
 	waits     bool // a blocking stage is out
+	stopped   bool // a stage was refused: its engine waits for the ending
 	submitted uint8
 	staged    []kv.SlotID
 	cancel    uint8 // 1: out, 2: answered
+	cancelled bool  // at the receiver, by name
 	told      ending
 	answered  ending // to the decode engine's wait
 	notified  bool
@@ -397,7 +401,7 @@ func (c *codec) sender(s *sender) {
 	num(c, &s.life)
 	list(c, &s.conns, func(c *codec, k *conn) {
 		num(c, &k.id)
-		flags(c, &k.up, &k.known, &k.cut, &k.left)
+		flags(c, &k.up, &k.known, &k.cut, &k.left, &k.mute, &k.deaf)
 		nums(c, &k.toR)
 		nums(c, &k.toS)
 	})
@@ -436,7 +440,7 @@ func (c *codec) write(x *write) {
 }
 
 func (c *codec) attempt(a *attempt) {
-	flags(c, &a.begun, &a.granted, &a.gone, &a.waits, &a.notified, &a.trusted)
+	flags(c, &a.begun, &a.granted, &a.gone, &a.waits, &a.notified, &a.trusted, &a.cancelled, &a.stopped)
 	num(c, &a.submitted)
 	nums(c, &a.staged)
 	num(c, &a.cancel)
