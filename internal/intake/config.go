@@ -23,7 +23,7 @@ type Config struct {
 
 	MaxWaiting int   // max_waiting: above it a Begin gets Busy
 	Bypass     int64 // admission_bypass_chunks
-	MaxEndings int   // endings kept
+	MaxEndings int   // endings kept, at least 1
 	MaxConns   int   // control connections known
 
 	// LegacyData says that an LMCache sender must have made its data handshake

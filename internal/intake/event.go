@@ -142,8 +142,8 @@ type EngineFenced struct {
 
 // ---- the rest ----
 
-// Drain: admit nothing new (Begin and first batches get Busy... the agent is
-// going away); what is admitted goes on. State is reported by Status.
+// Drain: admit nothing new. What waits, and every Begin and first batch from now
+// on, gets busy (-1); what is admitted goes on. Status says what is left.
 type Drain struct{}
 
 // Tick: time has passed. The shell sends it at the time asked for by Wake.

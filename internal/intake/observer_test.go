@@ -396,6 +396,9 @@ func (o *observer) sent(a Send) {
 		}
 	case *msg.Granted:
 		o.answered(inc, m.Re)
+		if m.Generation == 0 {
+			o.fail("begin %d is granted under no generation", m.Begin)
+		}
 		if g := o.gens[m.Generation]; g != nil {
 			g.begin = m.Begin
 			if !slices.Equal(g.slots, m.Slots) {
