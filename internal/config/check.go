@@ -90,6 +90,9 @@ func (a *Agent) checkLayout(given map[string]bool) (faults []error) {
 	fault := func(name, format string, args ...any) {
 		faults = append(faults, fmt.Errorf("%s %s", name, fmt.Sprintf(format, args...)))
 	}
+	if a.ChunkSize < 1 {
+		return nil // a fault of its own, reported when it was read
+	}
 	a.Facts = kv.Facts{ChunkTokens: a.ChunkSize, TPSize: a.TPSize, TPRank: a.Rank}
 	switch {
 	case given["kv_shape"] && given["slot_bytes"]:

@@ -12,7 +12,6 @@ func TestRandomHistories(t *testing.T) {
 	const histories, parts = 50_000, 4
 	for part := range uint64(parts) {
 		t.Run(fmt.Sprint("part=", part), func(t *testing.T) {
-			t.Parallel()
 			for i := range uint64(histories / parts) {
 				run := func(tell bool) (string, error) {
 					seed := i*parts + part
