@@ -232,8 +232,8 @@ func TestAgainstModel(t *testing.T) {
 				_ = ops[rng.IntN(len(ops))]() // the table above says which are legal
 				m.slots[s] = p.Slot(s)
 			}
-			if diff := cmp.Diff(m.counts(), p.Counts()); diff != "" {
-				t.Fatalf("seed %d: %s", seed, diff)
+			if got, want := p.Counts(), m.counts(); got != want {
+				t.Fatalf("seed %d: %+v, want %+v", seed, got, want)
 			}
 			if err := p.Check(); err != nil {
 				t.Fatalf("seed %d: %v", seed, err)
