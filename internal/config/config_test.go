@@ -233,6 +233,8 @@ func TestAllows(t *testing.T) {
 func FuzzYAML(f *testing.F) {
 	f.Add([]byte(receiver))
 	f.Add([]byte("a: &x [1]\nb: *x\n"))
+	f.Add([]byte("chunk_size: 0\nslot_bytes: 5\n"))
+	f.Add([]byte("chunk_size: 0\nslot_bytes: 5\npd_role: sender\npd_buffer_size: 10\n"))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		l := loader{agent: &Agent{from: map[string]string{}}, given: map[string]bool{}}
 		l.names, l.aliases = lmcacheNames()
