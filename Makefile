@@ -6,7 +6,7 @@ LDFLAGS := -s -w -X github.com/berthkv/berth/internal/config.Version=$(VERSION)
 # Where large things that tests install are kept; outside the checkout.
 CACHE   ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/berth
 
-.PHONY: help build build-nixl demo test check lint fuzz bench clean
+.PHONY: help build build-nixl demo test check lint fuzz bench proof clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -62,6 +62,11 @@ fuzz: ## fuzz every decoder for FUZZTIME each
 
 bench: ## run the Go benchmarks
 	$(GO) test -run '^$$' -bench . -benchmem ./...
+
+PROOF ?= ci
+proof: ## explore every interleaving of the cores in small systems, faults included (PROOF=full takes hours)
+	$(GO) test -count=1 -timeout 24h -run '^TestProof$$' -v ./internal/explore -proof $(PROOF)
+	$(GO) test -count=1 -run 'TestPlants|TestException|TestReplay' ./internal/explore
 
 clean: ## remove what was built
 	rm -rf bin dist

@@ -109,10 +109,10 @@ func (w *world) checkAnswered(i int) {
 }
 
 // checkTold is R5 at the other end. The receiver decides; only a sender that
-// has lost it says so by itself.
+// has lost it, or that it has lost, gives its own verdict, which is never ready.
 func (w *world) checkTold(i int, a *act) {
 	t := w.att(i)
-	own := a.code == fault.PeerLost
+	own := a.code == fault.PeerLost || t.at == endingOf(msg.EndFailed, fault.PeerLost) && a.ending != msg.EndReady
 	switch {
 	case a.ending == msg.EndReady && endings[t.at.how] != msg.EndReady && w.recvs[w.x.specs[i].recv].life == 0:
 		w.violate("R5", "%s is told to be ready; its receiver says %q", w.x.name(i), endings[t.at.how])

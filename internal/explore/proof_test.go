@@ -36,8 +36,8 @@ var searches = map[string][]struct {
 		{0, "order limits lockstep/small"},
 	},
 	"ci": {
-		{0, "three hasty ranks ranksqueue lockstep/wide"},
-		{1, "pair uneven order limits lockstep"},
+		{0, "three ranks ranksqueue lockstep/wide"},
+		{1, "pair uneven wide hasty order limits lockstep"},
 		{2, "one cold"},
 	},
 	"full": {
