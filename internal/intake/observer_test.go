@@ -47,7 +47,6 @@ type seat struct {
 type grant struct {
 	gen     kv.Generation
 	owner   kv.Incarnation
-	name    string
 	link    string
 	begin   uint64
 	slots   []kv.SlotID
