@@ -7,6 +7,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"text/tabwriter"
 	"time"
@@ -145,6 +146,10 @@ var scenarios = []struct {
 		return outcome{"then " + word(ok), !ok, took}
 	}},
 	{"restarted receiver, same sender", func(c *column, id string) outcome {
+		first := plain.keys(2)
+		c.s.batch(id+"first", first, 0, 2, 2, true)
+		within(func() bool { return c.w.count(id+"first") > 0 })
+		c.r.read(id+"first", first)
 		c.r.restart()
 		took, ok := within(func() bool {
 			k, req := plain.keys(2), fmt.Sprint(id, time.Now().UnixNano())
@@ -229,6 +234,7 @@ type berthSender struct {
 	w    *words
 	to   func() target
 	live map[string]*client.Transfer
+	work sync.WaitGroup // batches that are being staged, in memory that closing unmaps
 }
 
 func (s *berthSender) batch(req string, keys []string, from, to, total int, last bool) {
@@ -240,18 +246,19 @@ func (s *berthSender) batch(req string, keys []string, from, to, total int, last
 		}
 		s.live[req] = tr
 	}
-	go func() { // as an engine does that goes on with others meanwhile
+	a := s.a
+	s.work.Go(func() { // as an engine does that goes on with others meanwhile
 		select {
 		case <-tr.Granted():
 			end := client.NoEnd
 			if last {
 				end = total
 			}
-			s.a.submit(tr, from, keys[from:to], end, 0)
+			a.submit(tr, from, keys[from:to], end, 0)
 		case <-tr.Ended():
 		case <-time.After(patience):
 		}
-	}()
+	})
 }
 func (s *berthSender) cancelled(req string) {
 	if tr := s.live[req]; tr != nil {
@@ -261,6 +268,7 @@ func (s *berthSender) cancelled(req string) {
 
 // die cuts the agent off; another takes its place.
 func (s *berthSender) die() {
+	s.work.Wait()
 	s.a.engine.Close()
 	s.a.Close()
 	s.a = sending(s.t, plain, 24, s.w.port, nil)
@@ -320,6 +328,10 @@ func TestCompare(t *testing.T) {
 					cell = "! " + cell
 				}
 				row = append(row, cell)
+				if o.bad && slices.Contains(sticky, sc.name) { // what is stuck in LMCache must not spoil the next cell
+					procs.recv.kill()
+					procs.send.kill()
+				}
 				expected := j == 1 && slices.Contains(lmcacheSendersOwn, sc.name)
 				if o.bad && j > 0 && !expected {
 					t.Errorf("%s: %s", sc.name, o.text)
@@ -333,6 +345,9 @@ func TestCompare(t *testing.T) {
 		table, compareTimeout, patience.Seconds())
 }
 
+// sticky are scenarios after which an LMCache process may be good for nothing.
+var sticky = []string{scenarios[0].name, "garbage on both ports", "restarted receiver, same sender"}
+
 // lmcacheSendersOwn are scenarios that an LMCache sender loses by itself,
 // whatever the receiver does: it never repeats its handshake.
 var lmcacheSendersOwn = []string{"restarted receiver, same sender"}
@@ -345,20 +360,30 @@ type processes struct {
 	cells      int
 }
 
-func (p *processes) receiver(to target) *lmcacheReceiver {
-	if p.recv.cmd.ProcessState != nil {
-		p.recv = startPeers(p.t, 1)[0]
-	}
+// open opens a backend in one of the two processes, in a new one if it has died.
+func (p *processes) open(at **peerProcess, c command) {
 	p.cells++
-	return p.recv.receiver(plain, fmt.Sprint("r", p.cells), compareSlots, to, compareTimeout)
+	c["at"] = fmt.Sprint("b", p.cells)
+	if (*at).cmd.ProcessState == nil && (*at).try(c).Error == "" {
+		return
+	}
+	(*at).kill()
+	*at = startPeers(p.t, 1)[0]
+	(*at).do(c)
+}
+
+func (p *processes) receiver(to target) *lmcacheReceiver {
+	c := open(plain, "", "receiver", compareSlots, compareTimeout)
+	c["host"], c["init"], c["alloc"] = "127.0.0.1", to.init, to.alloc
+	p.open(&p.recv, c)
+	return &lmcacheReceiver{p.recv, to, c["at"].(string)}
 }
 
 func (p *processes) sender(notify int) *lmcacheSender {
-	if p.send.cmd.ProcessState != nil {
-		p.send = startPeers(p.t, 1)[0]
-	}
-	p.cells++
-	return p.send.sender(plain, fmt.Sprint("s", p.cells), 24, notify)
+	c := open(plain, "", "sender", 24, 20)
+	c["proxy"] = notify
+	p.open(&p.send, c)
+	return &lmcacheSender{p.send, c["at"].(string), plain}
 }
 
 // makeColumn makes a pair.
@@ -375,7 +400,9 @@ func makeColumn(t *testing.T, p *processes, kind int) *column {
 		open := func() *lmcacheSender { return p.sender(c.w.port) }
 		c.s = &lmSender{open(), c.r.at, open}
 	} else {
-		c.s = &berthSender{t, sending(t, plain, 24, c.w.port, nil), c.w, c.r.at, map[string]*client.Transfer{}}
+		s := &berthSender{t: t, a: sending(t, plain, 24, c.w.port, nil), w: c.w, to: c.r.at, live: map[string]*client.Transfer{}}
+		t.Cleanup(s.work.Wait)
+		c.s = s
 	}
 	return c
 }

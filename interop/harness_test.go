@@ -89,14 +89,21 @@ func ctxFor(t testing.TB) context.Context {
 	return ctx
 }
 
+var ports atomic.Int64
+
+// freePort returns a port outside the range from which the kernel takes those of
+// connections: it may be bound much later.
 func freePort(t testing.TB) int {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	for range 1000 {
+		port := 20000 + int(ports.Add(1)+int64(os.Getpid())*97)%10000
+		if l, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", port)); err == nil {
+			l.Close()
+			return port
+		}
 	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
+	t.Fatal("no port is free")
+	return 0
 }
 
 // ---- LMCache ----
@@ -129,6 +136,7 @@ func startPeers(t testing.TB, n int) []*peerProcess {
 		p.cmd = exec.Command(python(t), "peers/lmcache_peer.py")
 		p.cmd.Env = append(os.Environ(), "LMCACHE_LOG_LEVEL=INFO")
 		p.cmd.Stderr = p.logs
+		p.cmd.WaitDelay = time.Second // its helpers hold the pipe
 		p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 		var err error
 		if p.in, err = p.cmd.StdinPipe(); err != nil {
@@ -162,7 +170,7 @@ func startPeers(t testing.TB, n int) []*peerProcess {
 // kill is kill -9, and waits.
 func (p *peerProcess) kill() {
 	if p.cmd.ProcessState == nil {
-		p.cmd.Process.Kill()
+		syscall.Kill(-p.cmd.Process.Pid, syscall.SIGKILL)
 		p.cmd.Wait()
 	}
 }
