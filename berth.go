@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/berthkv/berth/client"
 	"github.com/berthkv/berth/internal/admin"
 	"github.com/berthkv/berth/internal/arena"
 	"github.com/berthkv/berth/internal/attach"
@@ -52,10 +53,11 @@ func Version() string { return config.Version }
 
 // Agent is a running agent. Close it.
 type Agent struct {
-	cfg  *Config
-	log  *slog.Logger
-	node *node.Node
-	http *http.Server
+	cfg   *Config
+	log   *slog.Logger
+	node  *node.Node
+	http  *http.Server
+	local *localapi.Server
 
 	nixl      *nixllink.Library  // loaded when first needed
 	handshake node.DataHandshake // nil without a nixl link
@@ -79,6 +81,13 @@ func (a *Agent) Addrs() Addrs { return a.addrs }
 
 // Status takes a snapshot.
 func (a *Agent) Status(ctx context.Context) (Status, error) { return a.node.Status(ctx) }
+
+// Engine connects an engine that runs in this process: the local API's calls and
+// rules without its socket. Close the client before the agent. ctx bounds the
+// call.
+func (a *Agent) Engine(ctx context.Context, h client.Hello) (*client.Client, error) {
+	return client.Inside(ctx, a.local, h)
+}
 
 // closers run in reverse.
 type closers []func() error
@@ -142,7 +151,7 @@ func (a *Agent) start(ctx context.Context) error {
 		return named(err, "local_socket")
 	}
 	a.undo.add(local.Close)
-	deps.Local, a.addrs.Local = local, cfg.LocalSocket
+	a.local, deps.Local, a.addrs.Local = local, local, cfg.LocalSocket
 	if cfg.Sends() {
 		if cores.Outbound, err = a.sending(&deps, inc, secret); err != nil {
 			return err

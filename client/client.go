@@ -34,12 +34,14 @@ type Info struct {
 // Client is one connection to an agent. Its methods may be called
 // concurrently, but for Close.
 //
-// Goroutines: one reads, one writes (in Pipe). Lock: mu, a leaf.
+// Goroutines: over a socket one reads and one writes (in Pipe), inside the
+// agent's process none. Lock: mu, a leaf.
 type Client struct {
 	// Constant.
 	info    Info
-	pipe    *localapi.Pipe
-	staging []byte // mappings, nil where there is none
+	pipe    *localapi.Pipe   // nil inside the agent's process
+	inside  *localapi.Inside // nil over a socket
+	staging []byte           // mappings, nil where there is none
 	receive []byte
 	done    chan struct{} // closed when the connection is gone
 	close   sync.Once
@@ -92,12 +94,17 @@ func Dial(ctx context.Context, path string, h Hello) (*Client, error) {
 	return c, nil
 }
 
-// hello is done before the reader runs, since descriptors come with it.
-func (c *Client) hello(h Hello) error {
+func (h *Hello) request() *localapi.Hello {
 	req := &localapi.Hello{Version: localapi.Version, Part: h.Part, EngineID: h.EngineID, Rank: int64(h.Rank), TokensKey: h.TokensKey}
 	if h.Part != Tool {
 		req.Layout, req.Shape = &h.Layout, h.Shape
 	}
+	return req
+}
+
+// hello is done before the reader runs, since descriptors come with it.
+func (c *Client) hello(h Hello) error {
+	req := h.request()
 	err := c.pipe.Send(func(b []byte) ([]byte, error) { return localapi.AppendRequest(b, 0, req) })
 	if err != nil {
 		return err
@@ -122,7 +129,11 @@ func (c *Client) hello(h Hello) error {
 	if err != nil {
 		return err
 	}
-	ans := a.(*localapi.HelloAnswer)
+	return c.welcome(a.(*localapi.HelloAnswer), fds)
+}
+
+// welcome takes in the answer to hello.
+func (c *Client) welcome(ans *localapi.HelloAnswer, fds []int) error {
 	if ans.Version != localapi.Version {
 		return fmt.Errorf("the agent speaks version %d of the local API, this client %d", ans.Version, localapi.Version)
 	}
@@ -158,6 +169,12 @@ const closeGrace = time.Second
 // call is harmless.
 func (c *Client) Close() error {
 	c.close.Do(func() {
+		if c.inside != nil {
+			c.inside.Close()
+			c.unmap()
+			c.inside.Unmapped()
+			return
+		}
 		c.pipe.Flush()
 		impatient := time.AfterFunc(closeGrace, func() { c.pipe.Cut(nil) })
 		<-c.done
@@ -168,8 +185,10 @@ func (c *Client) Close() error {
 }
 
 // read is the reading goroutine.
-func (c *Client) read() {
-	why := c.pipe.Wait(c.frames())
+func (c *Client) read() { c.lost(c.pipe.Wait(c.frames())) }
+
+// lost ends everything that waits.
+func (c *Client) lost(why error) {
 	lost := fault.New(fault.PeerLost, "the connection to the agent is closed")
 	if why != nil {
 		lost.Text += ": " + why.Error()
@@ -202,11 +221,7 @@ func (c *Client) frames() error {
 			c.event(reply.Event)
 			continue
 		}
-		c.mu.Lock()
-		k := c.calls[reply.ID]
-		delete(c.calls, reply.ID)
-		c.mu.Unlock()
-		switch {
+		switch k := c.take(reply.ID); {
 		case k == nil:
 			return fmt.Errorf("the agent answered call %d, which does not wait", reply.ID)
 		case reply.Err != nil:
@@ -220,6 +235,15 @@ func (c *Client) frames() error {
 			c.finish(k, ans, nil)
 		}
 	}
+}
+
+// take ends the wait for a call; nil if there is none.
+func (c *Client) take(id uint64) *call {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	k := c.calls[id]
+	delete(c.calls, id)
+	return k
 }
 
 // finish hands the result over: to the caller, or to late if it gave up.
@@ -287,7 +311,11 @@ func (c *Client) start(req localapi.Request) (uint64, *call, error) {
 	id := c.lastID
 	c.calls[id] = k
 	c.mu.Unlock()
-	err = c.pipe.Send(func(b []byte) ([]byte, error) { return localapi.AppendRequest(b, id, req) })
+	if c.inside != nil {
+		err = c.inside.Send(id, req)
+	} else {
+		err = c.pipe.Send(func(b []byte) ([]byte, error) { return localapi.AppendRequest(b, id, req) })
+	}
 	if err == nil {
 		return id, k, nil
 	}
@@ -297,8 +325,15 @@ func (c *Client) start(req localapi.Request) (uint64, *call, error) {
 	return 0, nil, err
 }
 
-// send sends a request whose answer interests nobody.
-func (c *Client) send(req localapi.Request) { c.start(req) }
+// send sends a request whose answer interests nobody. It does not wait: it may
+// be called by the agent's own goroutine.
+func (c *Client) send(req localapi.Request) {
+	if c.inside != nil {
+		go c.start(req)
+		return
+	}
+	c.start(req)
+}
 
 // do sends a request and waits for the answer. If ctx ends first, late, if not
 // nil, gets the answer or the error once it is there; it must not block.

@@ -52,6 +52,7 @@ type Server struct {
 	conns    map[kv.ConnID]*conn
 	calls    map[kv.CallID]callOf
 	nextCall kv.CallID
+	insides  int // connections inside so far
 	closed   bool
 }
 
@@ -60,8 +61,10 @@ type conn struct {
 	id    kv.ConnID
 	pipe  *Pipe
 	cred  Cred
-	calls map[uint64]kv.CallID // unanswered, by the engine's id
+	calls map[uint64]kv.CallID // unanswered, by the engine's id; nil: it is gone
 	pidfd *os.File             // until the process is watched; nil without
+
+	inside *Inside // in place of pipe, for an engine of this process
 }
 
 // callOf is an unanswered call.
@@ -160,14 +163,9 @@ func (s *Server) serve(c *conn) {
 	why := c.pipe.Wait(s.read(c))
 
 	s.mu.Lock()
-	delete(s.conns, c.id)
-	lost := make([]kv.CallID, 0, len(c.calls))
-	for _, call := range c.calls {
-		lost = append(lost, call)
-		delete(s.calls, call)
-	}
+	lost, _ := s.forget(c)
 	pidfd := c.pidfd
-	c.calls, c.pidfd = nil, nil
+	c.pidfd = nil
 	s.mu.Unlock()
 
 	if pidfd != nil {
@@ -180,6 +178,21 @@ func (s *Server) serve(c *conn) {
 		s.warn("local API: connection lost", slog.Int("pid", c.cred.PID), slog.Any("why", why))
 	}
 	h.Disconnected(c.id)
+}
+
+// forget takes a connection out, and returns its unanswered calls; ok is false
+// when it is out already. It needs mu.
+func (s *Server) forget(c *conn) (lost []kv.CallID, ok bool) {
+	if s.conns[c.id] != c {
+		return nil, false
+	}
+	delete(s.conns, c.id)
+	for _, call := range c.calls {
+		lost = append(lost, call)
+		delete(s.calls, call)
+	}
+	c.calls = nil
+	return lost, true
 }
 
 // read handles frames until the connection ends, and says why it did.
@@ -207,7 +220,13 @@ func (s *Server) request(c *conn, b []byte) error {
 	if !hasID {
 		return fmt.Errorf("a request without id: %w", err)
 	}
-	call, err := s.register(c, id, err)
+	return s.call(c, id, req, err)
+}
+
+// call hands a request to the handler, unless refusal, if not nil, or a limit
+// is its answer.
+func (s *Server) call(c *conn, id uint64, req Request, refusal error) error {
+	call, err := s.register(c, id, refusal)
 	if err != nil || call == 0 {
 		return err
 	}
@@ -230,6 +249,9 @@ func (s *Server) request(c *conn, b []byte) error {
 func (s *Server) register(c *conn, id uint64, refusal error) (kv.CallID, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if c.calls == nil {
+		return 0, fault.New(fault.PeerLost, "the connection is closed")
+	}
 	if _, twice := c.calls[id]; twice {
 		return 0, fmt.Errorf("id %d of an unanswered call came again", id)
 	}
@@ -311,6 +333,10 @@ func (c *conn) send(body func([]byte) ([]byte, error), fds ...int) error {
 }
 
 func (c *conn) answer(id uint64, ans Answer, fds ...int) {
+	if c.inside != nil {
+		c.inside.peer.Reply(id, ownedAnswer(ans), nil, fds)
+		return
+	}
 	err := c.send(func(b []byte) ([]byte, error) { return AppendAnswer(b, id, ans) }, fds...)
 	switch fault.CodeOf(err) {
 	case fault.TooLarge, fault.Internal: // this answer cannot be written
@@ -319,12 +345,20 @@ func (c *conn) answer(id uint64, ans Answer, fds ...int) {
 }
 
 func (c *conn) fail(id uint64, err *fault.Error) {
+	if c.inside != nil {
+		c.inside.peer.Reply(id, nil, err, nil)
+		return
+	}
 	c.send(func(b []byte) ([]byte, error) { return AppendError(b, id, err) })
 }
 
 // Emit tells an event on a connection; nothing happens when that is gone.
 func (s *Server) Emit(id kv.ConnID, ev Event) {
-	if c := s.conn(id); c != nil {
+	switch c := s.conn(id); {
+	case c == nil:
+	case c.inside != nil:
+		c.inside.peer.Event(ownedEvent(ev))
+	default:
 		c.send(func(b []byte) ([]byte, error) { return AppendEvent(b, ev) })
 	}
 }
@@ -332,7 +366,12 @@ func (s *Server) Emit(id kv.ConnID, ev Event) {
 // CloseConn closes a connection after what was sent on it. Disconnected
 // follows.
 func (s *Server) CloseConn(id kv.ConnID) {
-	if c := s.conn(id); c != nil {
+	switch c := s.conn(id); {
+	case c == nil:
+	case c.inside != nil:
+		// Off the caller's goroutine, which may be the one that takes Disconnected.
+		s.readers.Go(func() { s.drop(c.inside, nil, true) })
+	default:
 		c.pipe.Flush()
 	}
 }
@@ -351,7 +390,9 @@ func (s *Server) cut() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, c := range s.conns {
-		c.pipe.Cut(nil)
+		if c.inside == nil {
+			c.pipe.Cut(nil)
+		}
 	}
 }
 
@@ -366,10 +407,18 @@ func (s *Server) Close() error {
 	s.close.Do(func() {
 		s.mu.Lock()
 		s.closed = true
+		var insides []*Inside
 		for _, c := range s.conns {
-			c.pipe.Flush()
+			if c.inside != nil {
+				insides = append(insides, c.inside)
+			} else {
+				c.pipe.Flush()
+			}
 		}
 		s.mu.Unlock()
+		for _, i := range insides {
+			s.drop(i, errors.New("the agent is closed"), false)
+		}
 		close(s.closing)
 		os.Remove(s.cfg.Path)
 		err = s.listener.Close()
