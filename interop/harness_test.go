@@ -137,7 +137,7 @@ func startPeers(t testing.TB, n int) []*peerProcess {
 		p.cmd.Env = append(os.Environ(), "LMCACHE_LOG_LEVEL=INFO")
 		p.cmd.Stderr = p.logs
 		p.cmd.WaitDelay = time.Second // its helpers hold the pipe
-		p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+		p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 		var err error
 		if p.in, err = p.cmd.StdinPipe(); err != nil {
 			t.Fatal(err)
