@@ -135,7 +135,7 @@ func (w *world) next() kv.Duration {
 }
 
 func (w *world) attemptMoves(out []move, i int) []move {
-	a, sp := w.atts[i], &w.x.specs[i]
+	a := w.atts[i]
 	if w.mayBegin(i) {
 		out = append(out, mv(mvBegin, i))
 	}
@@ -153,7 +153,6 @@ func (w *world) attemptMoves(out []move, i int) []move {
 			out = append(out, mv(mvRelease, i))
 		}
 	}
-	_ = sp
 	return out
 }
 

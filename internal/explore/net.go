@@ -74,9 +74,8 @@ func (w *world) actR(r int, a *act) {
 	case doSend:
 		w.sendToS(r, a)
 	case doClose:
-		if n, k := w.connOf(r, a.conn); k != nil {
+		if k := w.connOf(r, a.conn); k != nil {
 			k.cut = true
-			_ = n
 		}
 	case doDisallow:
 		w.disallow(r, a.owner)
@@ -164,15 +163,15 @@ func rconn(n int, life uint8, id kv.ConnID) kv.ConnID {
 func (w *world) recvOf(n int) int { return n % w.x.ranks }
 
 // connOf finds a connection by the receiver's number.
-func (w *world) connOf(r int, id kv.ConnID) (int, *conn) {
+func (w *world) connOf(r int, id kv.ConnID) *conn {
 	n := int(id>>16) - 1
 	s := w.send(n)
 	for i := range s.conns {
 		if k := &s.conns[i]; w.recvOf(n) == r && k.known && rconn(n, k.life(s), k.id) == id {
-			return n, k
+			return k
 		}
 	}
-	return n, nil
+	return nil
 }
 
 // life is that of the sender which has dialled; a former one's connections are
@@ -188,7 +187,7 @@ func (k *conn) life(s *sender) uint8 {
 const former kv.ConnID = 1 << 63
 
 func (w *world) sendToS(r int, a *act) {
-	if _, k := w.connOf(r, a.conn); k != nil && !k.cut && !k.left && !k.deaf {
+	if k := w.connOf(r, a.conn); k != nil && !k.cut && !k.left && !k.deaf {
 		k.toS = append(k.toS, a.msg)
 		w.drainEarly(r, a.conn, a.msg)
 	}
@@ -370,26 +369,26 @@ func (w *world) crashS(n int) {
 	s.life++
 	s.staging = make([]stagingSlot, w.x.staging)
 	s.place = place{core: w.x.newSend(n, s.life)}
-	e := n / w.x.ranks
 	w.attachEngine(n)
-	for i := range w.atts {
-		if sp := &w.x.specs[i]; sp.engine == e {
-			a := w.att(i)
-			hit := false
-			for _, j := range sp.ranks {
-				hit = hit || w.x.specs[j].sender == n && w.atts[j].begun && w.atts[j].told.how == 0
-			}
-			switch {
-			case sp.sender == n && a.begun: // its agent knows nothing of it
-				a.gone, a.waits, a.staged, a.granted = true, false, nil, false
-			case hit && !a.begun:
-				a.gone = true
-			case hit && a.told.how == 0 && sp.sender != n:
-				w.cancelAttempt(i)
-			}
-			if sp.sender == n && a.cancel == 1 {
-				a.cancel = 2
-			}
+	for _, i := range w.prompts(n / w.x.ranks) {
+		if w.x.specs[i].sender == n && w.atts[i].begun {
+			w.forgotten(i)
+		}
+	}
+}
+
+// forgotten: the agent of an attempt has died and knows nothing of it. Its
+// prompt is given up at the other ranks, unless it is ready here.
+func (w *world) forgotten(i int) {
+	a := w.att(i)
+	failed := a.told.how == 0
+	a.gone, a.waits, a.staged, a.granted = true, false, nil, false
+	if a.cancel == 1 {
+		a.cancel = 2
+	}
+	for _, j := range w.x.specs[i].ranks {
+		if failed && j != i && w.atts[j].told.how == 0 {
+			w.cancelAttempt(j)
 		}
 	}
 }
