@@ -16,10 +16,11 @@ import (
 	"github.com/berthkv/berth/internal/engine/enginetest"
 )
 
-// phases stops the first call of one operation, so that a test can act in the
-// middle of it.
+// phases stops the first call of one operation, or all of them, so that a test
+// can act in the middle of it.
 type phases struct {
 	op      string
+	all     bool
 	once    atomic.Bool
 	reached chan struct{}
 	goOn    chan struct{}
@@ -30,8 +31,14 @@ func phase(op string) *phases {
 }
 
 func (p *phases) at(op string) error {
-	if op == p.op && p.once.CompareAndSwap(false, true) {
+	if op != p.op {
+		return nil
+	}
+	first := p.once.CompareAndSwap(false, true)
+	if first {
 		close(p.reached)
+	}
+	if first || p.all {
 		<-p.goOn
 	}
 	return nil
@@ -178,6 +185,7 @@ func drained(s *server) <-chan error {
 func TestCancelledAtTheReceiver(t *testing.T) {
 	for _, op := range []string{"stage", "submit", "write"} {
 		p := phase(op)
+		p.all = true // no rank gets ahead of the cancel
 		v := divide(t, 2, 4, 20, p.hook)
 		done := make(chan error, 1)
 		go func() {

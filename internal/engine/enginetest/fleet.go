@@ -254,4 +254,5 @@ func (w *flow) move(chunks []engine.Staged) {
 		w.endLocked(nil)
 	}
 	w.freeLocked()
+	f.changeLocked()
 }
