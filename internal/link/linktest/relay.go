@@ -53,6 +53,7 @@ func (r *Relay) Stall(n int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.stall, r.budget = true, n
+	r.cond.Broadcast() // connections that had stopped share the new budget
 }
 
 // Resume implements Between.

@@ -64,7 +64,7 @@ func newConn(s *Sender, p link.Peer, ev link.SenderEvents, nc net.Conn) *conn {
 	c.live, c.dialing = 1, s.cfg.Connections-1
 	c.wg.Add(s.cfg.Connections)
 	go (&line{c: c, nc: nc}).run()
-	for range c.dialing {
+	for range s.cfg.Connections - 1 { // not c.dialing: the first line may have changed it already
 		go (&line{c: c}).run()
 	}
 	return c
