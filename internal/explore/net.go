@@ -329,7 +329,7 @@ func (w *world) crashR(r int, keep bool) {
 			a := w.att(i)
 			if a.place != unheard {
 				a.place, a.gen, a.slots, a.arrival = over, 0, nil, 0
-				a.claim = unwanted
+				a.at, a.claim = ending{}, unwanted // nobody is there to be asked
 			}
 		}
 	}

@@ -271,15 +271,15 @@ func (c *Core) requestDue(now kv.Instant, r *request) {
 	c.touch(r)
 }
 
-// answerDue: an answer that is given at once did not come. Our own cause is the
-// ending then.
+// answerDue: an answer that is given at once did not come. What the receiver has
+// decided is not known then, it may be ready: the verdict is peer_lost.
 func (c *Core) answerDue(now kv.Instant, r *request) {
 	switch {
 	case r.legacy.on:
 		c.legacyDue(now, r)
 	case r.state == ending:
 		c.violation(r.peer, r.id, "Cancel was not answered")
-		c.end(now, r, endingOf(r.cancelMsg.Reason, r.cancelMsg.Text))
+		c.end(now, r, endingOf(fault.PeerLost, "Cancel was not answered"))
 	case r.awaitsComplete():
 		c.violation(r.peer, r.id, "Commit was not answered")
 		r.overdue = true
