@@ -33,8 +33,12 @@ import (
 	"github.com/berthkv/berth/internal/zmtp"
 )
 
-// limit bounds every wait; a Python peer takes some seconds to start.
-const limit = 60 * time.Second
+// limit bounds every wait; startLimit that for Python peers, which take some
+// seconds each to start, and start together.
+const (
+	limit      = 60 * time.Second
+	startLimit = 4 * time.Minute
+)
 
 // layout is one shape of chunks, as each side names it.
 type layout struct {
@@ -160,7 +164,7 @@ func startPeers(t testing.TB, n int) []*peerProcess {
 		ps[i] = p
 	}
 	for _, p := range ps {
-		if r := p.read(); r.Ready != true {
+		if r := p.read(startLimit); !r.Ready {
 			t.Fatalf("an LMCache process said %+v\n%s", r, p.logs.tail())
 		}
 	}
@@ -186,9 +190,9 @@ type reply struct {
 	Removed  int
 }
 
-func (p *peerProcess) read() (r reply) {
+func (p *peerProcess) read(most time.Duration) (r reply) {
 	p.t.Helper()
-	timer := time.AfterFunc(limit, func() { p.cmd.Process.Kill() })
+	timer := time.AfterFunc(most, func() { p.cmd.Process.Kill() })
 	defer timer.Stop()
 	line, err := p.out.ReadBytes('\n')
 	if err == nil {
@@ -213,7 +217,7 @@ func (p *peerProcess) try(c command) reply {
 	if _, err := p.in.Write(append(b, '\n')); err != nil {
 		return reply{Error: err.Error()}
 	}
-	return p.read()
+	return p.read(limit)
 }
 
 func (p *peerProcess) do(c command) reply {
