@@ -137,16 +137,9 @@ var layers = []layer{
 		std:      []ban{noSurface, noUnsafe},
 	},
 	{
-		name:     "measurement",
-		packages: []string{"internal/bench"},
-		imports:  []string{"vocabulary", "core", "codec", "adapter", "surface", "root"},
-		why:      "what is measured is the product: start agents through the root package or the binary; only the load and the raw baselines are of its own",
-		std:      []ban{noSurface, noUnsafe},
-	},
-	{
 		name:     "command",
 		packages: []string{"cmd/berth"},
-		imports:  []string{"vocabulary", "shell", "surface", "root", "measurement"},
+		imports:  []string{"vocabulary", "shell", "surface", "root"},
 		why:      "the command speaks to an agent through client and starts one through the root package",
 		std:      []ban{noUnsafe},
 	},
