@@ -170,6 +170,9 @@ func (x *chaos) hello(c *chaosConn) Event {
 	if chance(x.picker, 3) {
 		m.Secret[0] = 1
 	}
+	if chance(x.picker, 95) {
+		m.Session = x.o.opener[c.inc]
+	}
 	if !m.Resume {
 		x.begin[c.inc] = 0
 	}

@@ -154,6 +154,7 @@ func (e *encoder) peers(c *Core) {
 		e.b = append(append(e.b, p.incarnation[:]...), p.secret[:]...)
 		e.num(uint64(p.conn))
 		e.num(p.hello)
+		e.num(p.opener)
 		e.num(p.highest)
 		e.num(p.seq)
 		e.num(p.anonymous)

@@ -216,7 +216,7 @@ func TestFieldsAreClonedAndEncoded(t *testing.T) {
 	for typ, want := range map[reflect.Type]int{
 		reflect.TypeFor[Core]():       35,
 		reflect.TypeFor[conn]():       7,
-		reflect.TypeFor[peer]():       22,
+		reflect.TypeFor[peer]():       23,
 		reflect.TypeFor[request]():    41,
 		reflect.TypeFor[chunk]():      8,
 		reflect.TypeFor[commit]():     5,

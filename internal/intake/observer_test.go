@@ -27,7 +27,8 @@ type observer struct {
 
 	cut      map[kv.ConnID]bool // superseded: nothing is read or said there
 	asked    map[askID]*question
-	epoch    map[kv.Incarnation]int // sessions
+	epoch    map[kv.Incarnation]int    // sessions
+	opener   map[kv.Incarnation]uint64 // seq of the Hello that opened the last one
 	incs     map[kv.ConnID]kv.Incarnation
 	verdicts map[beginID]string
 	err      error
@@ -86,7 +87,7 @@ func newObserver(cfg Config) *observer {
 		cfg: cfg, gens: map[kv.Generation]*grant{}, holds: map[legacyID]map[string]kv.SlotID{},
 		lines: map[kv.ConnID][]*msg.AllocRequest{}, who: map[kv.ConnID]string{}, calls: map[kv.CallID]Event{},
 		claims: map[claimID]*claim{}, cut: map[kv.ConnID]bool{}, asked: map[askID]*question{},
-		epoch: map[kv.Incarnation]int{}, incs: map[kv.ConnID]kv.Incarnation{}, verdicts: map[beginID]string{},
+		epoch: map[kv.Incarnation]int{}, opener: map[kv.Incarnation]uint64{}, incs: map[kv.ConnID]kv.Incarnation{}, verdicts: map[beginID]string{},
 	}
 }
 
@@ -392,6 +393,7 @@ func (o *observer) sent(a Send) {
 		o.answered(inc, m.Re)
 		if !m.Resumed {
 			o.epoch[inc]++
+			o.opener[inc] = m.Re
 		}
 	case *msg.Granted:
 		o.answered(inc, m.Re)

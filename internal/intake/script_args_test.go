@@ -148,6 +148,9 @@ func (a args) shape() []int64 {
 func (a args) hello() *msg.Hello {
 	m := &msg.Hello{Seq: a.seq(), Min: 1, Max: 1, Role: msg.Role(a.str("role", "sender")), Node: "node", Incarnation: incarnation(a.word[1]),
 		Resume: a.val["resume"] != ""}
+	if p := a.s.core.sessions[m.Incarnation]; m.Resume && p != nil {
+		m.Session = uint64(a.num("session", int64(p.opener)))
+	}
 	copy(m.Secret[:], a.str("secret", "secret of "+a.word[1]))
 	if v, ok := a.val["versions"]; ok {
 		lo, hi, _ := strings.Cut(v, "-")

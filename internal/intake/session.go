@@ -38,6 +38,7 @@ type peer struct {
 	secret      kv.Secret
 	conn        kv.ConnID          // over which it speaks now
 	hello       uint64             // seq of the Hello on it
+	opener      uint64             // seq of the Hello that opened the session
 	highest     uint64             // begin seen
 	seq         uint64             // of our own requests
 	told        map[uint64]*ending // Ended, by our seq, that Drained has not answered
@@ -224,7 +225,7 @@ func (c *Core) hello(cn *conn, m *msg.Hello) {
 		return
 	}
 	old := c.sessions[m.Incarnation]
-	resumed := old != nil && m.Resume
+	resumed := old != nil && m.Resume && m.Session == old.opener
 	if old != nil {
 		c.supersede(old)
 		if !resumed { // the sender's own verdict
@@ -234,7 +235,7 @@ func (c *Core) hello(cn *conn, m *msg.Hello) {
 	p := old
 	if !resumed {
 		p = c.newPeer(m.Role, label(m.Node, m.Incarnation))
-		p.incarnation, p.secret = m.Incarnation, m.Secret
+		p.incarnation, p.secret, p.opener = m.Incarnation, m.Secret, m.Seq
 		p.told = map[uint64]*ending{}
 		c.sessions[m.Incarnation] = p
 		c.leases++

@@ -68,6 +68,7 @@ type Hello struct {
 	Incarnation kv.Incarnation
 	Secret      kv.Secret
 	Resume      bool
+	Session     uint64    // with Resume: the seq of the Hello that opened the session to go on
 	Facts       *kv.Facts // senders only
 }
 

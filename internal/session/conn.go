@@ -94,10 +94,14 @@ func (s *Session[T]) Connected(now kv.Instant, conn kv.ConnID) {
 	}
 	s.state = greeting
 	s.helloSeq, s.helloAt = s.calls.next(), now
-	s.send(&msg.Hello{
+	h := &msg.Hello{
 		Seq: s.helloSeq, Min: msg.Version, Max: msg.Version, Role: s.cfg.Role, Node: s.cfg.Node,
 		Incarnation: s.cfg.Incarnation, Secret: s.cfg.Secret, Resume: s.opened, Facts: s.cfg.Facts,
-	})
+	}
+	if s.opened {
+		h.Session = s.opener
+	}
+	s.send(h)
 }
 
 // Disconnected: the connection could not be made, or is gone.
@@ -180,6 +184,7 @@ func (s *Session[T]) open(now kv.Instant, m *msg.HelloReply) Notice[T] {
 	resumed := s.opened && m.Resumed && m.Incarnation == s.peer
 	if !resumed {
 		s.end()
+		s.opener = s.helloSeq
 	}
 	s.state, s.opened, s.since, s.err = up, true, kv.Never, ""
 	s.upAt, s.peer, s.reply = now, m.Incarnation, *m

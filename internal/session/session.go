@@ -143,6 +143,7 @@ type Session[T any] struct {
 	err     string // why the last attempt failed
 
 	helloSeq uint64
+	opener   uint64 // seq of the hello that opened the session
 	helloAt  kv.Instant
 
 	peer  kv.Incarnation

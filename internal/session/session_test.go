@@ -204,6 +204,31 @@ func TestRequestWithoutSession(t *testing.T) {
 	s.Request(&msg.Begin{}, 1)
 }
 
+// TestOpener: a hello that resumes names its session by the hello that opened
+// it, however often it has been resumed since.
+func TestOpener(t *testing.T) {
+	s := New[int](testConfig(), 0)
+	s.Want(0, true)
+	now := kv.Instant(0)
+	for i, want := range []uint64{0, 1, 1, 3} {
+		conn := kv.ConnID(3<<32 | i + 1)
+		s.Connected(now, conn)
+		var m *msg.Hello
+		for _, a := range s.Actions() {
+			if h, ok := a.Msg.(*msg.Hello); ok {
+				m = h
+			}
+		}
+		if m == nil || m.Session != want || m.Resume != (want != 0) {
+			t.Fatalf("hello %d is %+v; the session is %d", i+1, m, want)
+		}
+		s.Received(now, conn, &msg.HelloReply{Re: m.Seq, Version: 1, LeaseMS: 15000, Resumed: i == 1})
+		s.Disconnected(now, conn, "gone")
+		now = s.Next()
+		s.Tick(now)
+	}
+}
+
 // TestSeqFloor: a session that follows one that was forgotten repeats none of
 // its numbers.
 func TestSeqFloor(t *testing.T) {

@@ -19,7 +19,7 @@ import (
 // them, which is a change of the protocol.
 var samples = map[string]msg.Message{
 	"Hello/sender": &msg.Hello{Seq: 1, Min: 1, Max: 2, Role: msg.RoleSender, Node: "prefill-0", Incarnation: kv.Incarnation{1, 2, 15: 16},
-		Secret: kv.Secret{9, 8, 15: 1}, Resume: true,
+		Secret: kv.Secret{9, 8, 15: 1}, Resume: true, Session: 300,
 		Facts: &kv.Facts{SlotBytes: 1 << 25, Format: kv.Format2LTD, DType: "bfloat16", ChunkTokens: 256, TPSize: 2, TPRank: 1}},
 	"Hello/proxy": &msg.Hello{Seq: 1, Min: 1, Max: 1, Role: msg.RoleProxy},
 	"HelloReply": &msg.HelloReply{Re: 1, Version: 1, Incarnation: kv.Incarnation{15: 7}, Resumed: true, Capacity: 4096, LeaseMS: 15_000,

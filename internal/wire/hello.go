@@ -25,6 +25,7 @@ var hello = newKind("Hello",
 	msgpack.Bin16("incarnation", func(m *msg.Hello) *kv.Incarnation { return &m.Incarnation }),
 	msgpack.Bin16("secret", func(m *msg.Hello) *kv.Secret { return &m.Secret }),
 	msgpack.Bool("resume", func(m *msg.Hello) *bool { return &m.Resume }),
+	msgpack.Uint("session", func(m *msg.Hello) *uint64 { return &m.Session }).Optional(),
 	msgpack.Map("layout", Layout, func(m *msg.Hello) **kv.Facts { return &m.Facts }),
 )
 
