@@ -46,7 +46,7 @@ func run(ctx context.Context, args []string) int {
 		Args: noArgs,
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(agentCommand(), proxyCommand(), engineCommand(), demoCommand(), benchCommand(),
+	root.AddCommand(agentCommand(), proxyCommand(), engineCommand(), demoCommand(),
 		configCommand(), statusCommand(), drainCommand(), cancelCommand(), versionCommand())
 	root.SetArgs(args)
 	err := root.ExecuteContext(ctx)

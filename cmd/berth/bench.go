@@ -1,9 +1,0 @@
-package main
-
-import (
-	"github.com/spf13/cobra"
-)
-
-func benchCommand() *cobra.Command {
-	return &cobra.Command{Use: "bench", Short: "Measure this machine", Args: noArgs}
-}
