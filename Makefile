@@ -25,6 +25,7 @@ test: ## run the whole test suite with the race detector
 	@command -v python3 >/dev/null || { echo "make test needs Python 3.10 or later for the tests against libzmq: install python3"; exit 1; }
 	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "make test needs Python 3.10 or later; this is $$(python3 --version)"; exit 1; }
 	$(GO) test -race -shuffle=on -timeout 15m ./...
+	$(GO) test -race -tags nixl ./internal/config
 
 # Real LMCache peers, in an environment of their own outside the checkout.
 LMCACHE := $(CACHE)/lmcache-1

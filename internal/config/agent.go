@@ -92,7 +92,7 @@ var options = []option{
 	boolean("enable_pd", "true", "must not be false", func(a *Agent) *bool { return &a.EnablePD }),
 	text("pd_role", "", "which side this agent is", func(a *Agent) *string { return &a.Role }, "sender", "receiver", "both"),
 	integer("pd_buffer_size", "", "bytes of the pool (of each, with role both), rounded down to whole slots", 1, maxBytes, func(a *Agent) *int64 { return &a.BufferSize }),
-	text("pd_buffer_device", "cpu", "cuda means host memory here", func(a *Agent) *string { return &a.BufferDevice }, "cpu", "cuda"),
+	device("pd_buffer_device", "cpu", "cpu; cuda means host memory here", func(a *Agent) *string { return &a.BufferDevice }),
 	text("pd_peer_host", "", "receiver: the address under which senders reach it", func(a *Agent) *string { return &a.PeerHost }),
 	integers("pd_peer_init_port", "", "receiver: init port of each rank, bound here for LMCache senders' handshake", 1, 65535, func(a *Agent) *[]int64 { return &a.PeerInitPorts }),
 	integers("pd_peer_alloc_port", "", "receiver: alloc port of each rank, bound here for all control messages", 1, 65535, func(a *Agent) *[]int64 { return &a.PeerAllocPorts }),

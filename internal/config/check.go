@@ -198,7 +198,14 @@ func (a *Agent) checkAddresses(given map[string]bool) (faults []error) {
 				fault(p.name, "has %d ports; rank %d needs element %d", p.n, a.Rank, a.Rank)
 			}
 		}
+		if i, p := len(a.PeerInitPorts), len(a.PeerAllocPorts); i > 0 && p > 0 && i != p {
+			fault("pd_peer_init_port", "has %d ports and pd_peer_alloc_port has %d; each rank has one of each", i, p)
+		}
+		if a.InitPort() != 0 && a.Rank < int64(len(a.PeerAllocPorts)) && a.InitPort() == a.AllocPort() {
+			fault("pd_peer_init_port", "and pd_peer_alloc_port are both %d for rank %d", a.InitPort(), a.Rank)
+		}
 	}
+	a.noteUnused(given)
 	if a.Sends() && !a.SkipNotification && (a.ProxyHost == "" || a.ProxyPort == 0) {
 		name := "pd_proxy_host"
 		if a.ProxyHost != "" {
@@ -244,6 +251,19 @@ func (a *Agent) checkAddresses(given map[string]bool) (faults []error) {
 		fault("local_socket", "has %d bytes; a unix socket's path has at most %d", len(a.LocalSocket), maxSocketPath)
 	}
 	return faults
+}
+
+// noteUnused notes what was given and belongs to the other side.
+func (a *Agent) noteUnused(given map[string]bool) {
+	for _, o := range []struct {
+		name string
+		used bool
+	}{{"pd_peer_init_port", a.Receives()}, {"pd_peer_alloc_port", a.Receives()},
+		{"pd_proxy_host", a.Sends()}, {"pd_proxy_port", a.Sends()}, {"pd_skip_proxy_notification", a.Sends()}} {
+		if a.Role != "" && given[o.name] && !o.used {
+			a.Notes = append(a.Notes, fmt.Sprintf("%s is not used by pd_role %s", o.name, a.Role))
+		}
+	}
 }
 
 // ParseNetwork reads a CIDR or a single address.

@@ -122,9 +122,15 @@ func TestLoad_faults(t *testing.T) {
 		{"missing role", "pd_role: null", []string{"pd_role is missing"}},
 		{"unknown role", "pd_role: server", []string{"pd_role", `"server"`, "receiver"}},
 		{"sync", "pd_backend_mode: sync", []string{"pd_backend_mode sync"}},
-		{"nixl without links", "transfer_channel: nixl", []string{"transfer_channel", "set links"}},
+		{"unknown device", "pd_buffer_device: tpu", []string{"pd_buffer_device", `"tpu"`, "cuda"}},
+		{"quoted boolean", `checksum: "yes"`, []string{"checksum", "true or false"}},
 		{"unknown link", "links: [rdma]", []string{"links", `"rdma"`, "tcp"}},
 		{"rank without port", "rank: 1\ntp_size: 2", []string{"pd_peer_alloc_port has 1 ports", "rank 1"}},
+		{"ports for other ranks", "pd_peer_init_port: [7300, 7301]", []string{"pd_peer_init_port has 2 ports", "pd_peer_alloc_port has 1"}},
+		{"one port for both", "pd_peer_init_port: 7400", []string{"pd_peer_init_port", "pd_peer_alloc_port", "both 7400"}},
+		{"no PD", "enable_pd: false", []string{"enable_pd is false"}},
+		{"chunk_size beside kv_shape", "slot_bytes: null\nchunk_size: 10\nkv_shape: [1, 2, 16, 1, 1]\nkv_dtype: half", []string{"chunk_size is 10", "kv_shape has 16 tokens"}},
+		{"two values under two names", "pd_peer_host: 127.0.0.1\nnixl_peer_host: 10.0.0.1", []string{"pd_peer_host is 127.0.0.1", "nixl_peer_host", "10.0.0.1"}},
 		{"rank beyond tp_size", "rank: 2\ntp_size: 2", []string{"rank is 2", "tp_size is 2"}},
 		{"both layouts", "kv_shape: [1, 2, 10, 1, 1]", []string{"slot_bytes and kv_shape"}},
 		{"slot not of whole tokens", "slot_bytes: 101", []string{"slot_bytes is 101", "chunk_size 10"}},
@@ -183,7 +189,7 @@ func TestLoad_reports_all_faults_at_once(t *testing.T) {
 // said beside them.
 func TestLoad_lmcache_examples(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.yaml")
-	if err != nil || len(files) < 4 {
+	if err != nil || len(files) < 6 {
 		t.Fatalf("%d example files, %v", len(files), err)
 	}
 	for _, f := range files {
@@ -201,6 +207,73 @@ func TestLoad_lmcache_examples(t *testing.T) {
 		if a.BufferDevice == "cuda" && cuda != 1 {
 			t.Errorf("%s: %d notes say what cuda means, want 1: %q", f, cuda, a.Notes)
 		}
+	}
+}
+
+// What LMCache's converters take is taken, from a file and from its variables.
+func TestLoad_lmcache_values(t *testing.T) {
+	for _, c := range []struct {
+		name, yaml string
+		env        []string
+		ok         func(*Agent) bool
+	}{
+		{"a scalar for a list", "pd_peer_init_port: 7300\npd_peer_alloc_port: 7400", nil, func(a *Agent) bool { return a.InitPort() == 7300 && a.AllocPort() == 7400 }},
+		{"a list", "pd_peer_init_port: [7300]\npd_peer_alloc_port: [7400]", nil, func(a *Agent) bool { return a.InitPort() == 7300 && a.AllocPort() == 7400 }},
+		{"commas", "pd_peer_init_port: 7300, 7301\npd_peer_alloc_port: \"7400,7401\"\nrank: 1", nil, func(a *Agent) bool { return a.InitPort() == 7301 && a.AllocPort() == 7401 }},
+		{"lists in variables", "", []string{"LMCACHE_PD_PEER_INIT_PORT=7500", "LMCACHE_PD_PEER_ALLOC_PORT=[7600]"}, nil},
+		{"commas in variables", "rank: 1", []string{"LMCACHE_PD_PEER_INIT_PORT=7500,7501", "LMCACHE_PD_PEER_ALLOC_PORT=7600, 7601"}, func(a *Agent) bool { return a.InitPort() == 7501 && a.AllocPort() == 7601 }},
+		{"one backend", "nixl_backends: UCX", nil, func(a *Agent) bool { return len(a.NixlBackends) == 1 && a.NixlBackends[0] == "UCX" }},
+		{"booleans", "save_unfull_chunk: True\nenable_pd: 1", []string{"LMCACHE_SAVE_UNFULL_CHUNK=TRUE"}, func(a *Agent) bool { return a.SaveUnfullChunk && a.EnablePD }},
+		{"booleans of YAML 1.1", "save_unfull_chunk: yes\npd_skip_proxy_notification: on", nil, func(a *Agent) bool { return a.SaveUnfullChunk && a.SkipNotification }},
+		{"inf", "pd_allocation_timeout_sec: inf", nil, func(a *Agent) bool { return a.AllocTimeout == kv.Forever }},
+		{"infinity as YAML writes it", "pd_allocation_timeout_sec: .inf", nil, func(a *Agent) bool { return a.AllocTimeout == kv.Forever }},
+		{"a device with its number", "pd_buffer_device: cuda:1", nil, func(a *Agent) bool { return len(a.Notes) == 1 && strings.Contains(a.Notes[0], "host memory") }},
+		{"old names", "nixl_buffer_size: 1000\nnixl_peer_alloc_port: 7400\npd_buffer_size: null\npd_peer_alloc_port: null", nil, func(a *Agent) bool { return a.Capacity == 10 && a.AllocPort() == 7400 && len(a.Notes) == 2 }},
+		{"an old name beside the new one", "nixl_role: receiver", nil, func(a *Agent) bool { return a.Role == "receiver" }},
+		{"the other side's options", "pd_proxy_host: p\npd_proxy_port: 7500", nil, func(a *Agent) bool {
+			return len(a.Notes) == 2 && strings.Contains(a.Notes[1], "pd_proxy_port is not used by pd_role receiver")
+		}},
+		{"nothing", "remote_serde: NULL", nil, func(a *Agent) bool { return len(a.Notes) == 0 }},
+	} {
+		text := receiver
+		for line := range strings.Lines(c.yaml) {
+			name, _, _ := strings.Cut(line, ":")
+			text = removeOption(text, name)
+		}
+		a, err := load(t, text+c.yaml+"\n", nil, c.env...)
+		switch {
+		case c.ok == nil: // LMCache takes no brackets there either
+			if err == nil {
+				t.Errorf("%s: taken", c.name)
+			}
+		case err != nil:
+			t.Errorf("%s: %v", c.name, err)
+		case !c.ok(a):
+			t.Errorf("%s: %+v", c.name, a)
+		}
+	}
+}
+
+// transfer_channel nixl is the nixl link where the build has it, and an error
+// that says what to do where not; links decide when they are given.
+func TestLoad_transfer_channel(t *testing.T) {
+	a, err := load(t, receiver+"transfer_channel: nixl\n", nil)
+	switch {
+	case hasNixl && (err != nil || strings.Join(a.Links, ",") != "nixl" || a.from["links"] != "from transfer_channel"):
+		t.Errorf("%+v, %v", a, err)
+	case !hasNixl && (err == nil || !strings.Contains(err.Error(), "make build-nixl") || !strings.Contains(err.Error(), "set links")):
+		t.Errorf("%v", err)
+	}
+	a = mustLoad(t, receiver+"transfer_channel: nixl\nlinks: [tcp]\n", nil)
+	if strings.Join(a.Links, ",") != "tcp" {
+		t.Errorf("links are %v", a.Links)
+	}
+	_, err = load(t, receiver+"links: [tcp, nixl]\n", nil)
+	if hasNixl != (err == nil) {
+		t.Errorf("links with nixl: %v", err)
+	}
+	if a = mustLoad(t, receiver+"transfer_channel: mock_memory\n", nil); len(a.Notes) != 1 || !strings.Contains(a.Notes[0], "mock_memory means nothing") {
+		t.Errorf("notes %q", a.Notes)
 	}
 }
 
@@ -236,7 +309,7 @@ func FuzzYAML(f *testing.F) {
 	f.Add([]byte("chunk_size: 0\nslot_bytes: 5\n"))
 	f.Add([]byte("chunk_size: 0\nslot_bytes: 5\npd_role: sender\npd_buffer_size: 10\n"))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		l := loader{agent: &Agent{from: map[string]string{}}, given: map[string]bool{}}
+		l := loader{agent: &Agent{from: map[string]string{}}, given: map[string]bool{}, spelled: map[spelling]written{}}
 		l.names, l.aliases = lmcacheNames()
 		l.yaml(b, "fuzz")
 		l.agent.check(l.given)

@@ -27,7 +27,7 @@ const maxFile = 1 << 20
 // each beginning with its option's name.
 func Load(s Sources) (*Agent, error) {
 	a := &Agent{from: map[string]string{}}
-	l := loader{agent: a, given: map[string]bool{}}
+	l := loader{agent: a, given: map[string]bool{}, spelled: map[spelling]written{}}
 	l.names, l.aliases = lmcacheNames()
 	for _, o := range options {
 		if o.def != "" {
@@ -39,7 +39,7 @@ func Load(s Sources) (*Agent, error) {
 	}
 	l.env(s.Env)
 	for name, v := range s.Flags {
-		l.give(name, value{items: []string{v}}, "flag")
+		l.give(name, value{items: []string{v}}, "flags", "flag")
 	}
 	l.faults = append(l.faults, a.check(l.given)...)
 	if len(l.faults) > 0 {
@@ -53,8 +53,16 @@ type loader struct {
 	names   []string          // LMCache's
 	aliases map[string]string // LMCache's
 	given   map[string]bool   // options that some source named
+	spelled map[spelling]written
 	faults  []error
 }
+
+// A source may write an option under its name and under an old one, but not
+// with two values: neither would be the later.
+type (
+	spelling struct{ source, option string }
+	written  struct{ name, value string }
+)
 
 func (l *loader) fault(name, format string, args ...any) {
 	l.faults = append(l.faults, fmt.Errorf("%s %s", name, fmt.Sprintf(format, args...)))
@@ -72,8 +80,9 @@ func (l *loader) set(o option, v value, from string) {
 	l.agent.from[o.name] = from
 }
 
-// give takes a value under a name that somebody wrote.
-func (l *loader) give(name string, v value, from string) {
+// give takes a value under a name that somebody wrote in a source; from says
+// where exactly.
+func (l *loader) give(name string, v value, source, from string) {
 	real := name
 	if now, ok := l.aliases[name]; ok {
 		real = now
@@ -82,6 +91,11 @@ func (l *loader) give(name string, v value, from string) {
 	i := slices.IndexFunc(options, func(o option) bool { return o.name == real })
 	switch {
 	case i >= 0:
+		at, now := spelling{source, real}, written{name, strings.Join(v.items, ", ")}
+		if old, ok := l.spelled[at]; ok && old.value != now.value {
+			l.fault(old.name, "is %s and %s (%s) is %s: they are one option", old.value, name, from, now.value)
+		}
+		l.spelled[at] = now
 		l.given[real] = true
 		l.set(options[i], v, from)
 	case slices.Contains(l.names, real):
@@ -148,7 +162,7 @@ func (l *loader) yaml(b []byte, path string) {
 		v, ok := nodeValue(n)
 		switch {
 		case ok:
-			l.give(k.Value, v, from)
+			l.give(k.Value, v, path, from)
 		case n.Tag == "!!null": // not given
 		case slices.Contains(l.names, k.Value) && !isOption(k.Value):
 			l.note("%s (%s) is an option of LMCache that means nothing here", k.Value, from)
@@ -169,7 +183,11 @@ func nodeValue(n *yaml.Node) (value, bool) {
 	}
 	switch n.Kind {
 	case yaml.ScalarNode:
-		return value{items: []string{n.Value}}, n.Tag != "!!null"
+		v := value{items: []string{n.Value}, plain: n.Style == 0}
+		if n.Tag == "!!float" && strings.TrimPrefix(strings.ToLower(n.Value), "+") == ".inf" {
+			v.items[0] = "inf"
+		}
+		return v, n.Tag != "!!null"
 	case yaml.SequenceNode:
 		v := value{isList: true}
 		for _, c := range n.Content {
@@ -195,7 +213,7 @@ func (l *loader) env(env []string) {
 		}
 		v = unquote(v)
 		if opt, ok := strings.CutPrefix(name, "BERTH_"); ok && opt != "CONFIG_FILE" {
-			l.give(strings.ToLower(opt), value{items: []string{v}}, name)
+			l.give(strings.ToLower(opt), value{items: []string{v}}, "BERTH_", name)
 		}
 		opt, ok := strings.CutPrefix(name, "LMCACHE_")
 		if !ok {
@@ -203,7 +221,7 @@ func (l *loader) env(env []string) {
 		}
 		opt = strings.ToLower(opt)
 		if _, alias := l.aliases[opt]; alias || slices.Contains(l.names, opt) {
-			l.give(opt, value{items: []string{v}}, name)
+			l.give(opt, value{items: []string{v}}, "LMCACHE_", name)
 		}
 	}
 }

@@ -27,6 +27,7 @@ type option struct {
 type value struct {
 	items  []string
 	isList bool
+	plain  bool // a scalar without quotes in YAML
 }
 
 func (v value) scalar() (string, error) {
@@ -69,6 +70,24 @@ func text(name, def, doc string, at func(*Agent) *string, oneOf ...string) optio
 		func(a *Agent) string { return *at(a) }}
 }
 
+// device reads cpu or cuda, with a number or not.
+func device(name, def, doc string, at func(*Agent) *string) option {
+	o := text(name, def, doc, at)
+	o.set = func(a *Agent, v value) error {
+		s, err := v.scalar()
+		if err != nil {
+			return err
+		}
+		kind, _, _ := strings.Cut(s, ":")
+		if kind != "cpu" && kind != "cuda" {
+			return fmt.Errorf("is %q; it must be one of cpu, cuda", s)
+		}
+		*at(a) = kind
+		return nil
+	}
+	return o
+}
+
 func boolean(name, def, doc string, at func(*Agent) *bool) option {
 	return option{name, def, doc,
 		func(a *Agent, v value) error {
@@ -76,10 +95,10 @@ func boolean(name, def, doc string, at func(*Agent) *bool) option {
 			if err != nil {
 				return err
 			}
-			switch strings.ToLower(s) {
-			case "true", "1":
+			switch s = strings.ToLower(s); {
+			case s == "true" || s == "1" || v.plain && (s == "yes" || s == "on"): // LMCache reads YAML 1.1
 				*at(a) = true
-			case "false", "0":
+			case s == "false" || s == "0" || v.plain && (s == "no" || s == "off"):
 				*at(a) = false
 			default:
 				return fmt.Errorf("is %q; it must be true or false", s)
