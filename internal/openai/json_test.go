@@ -65,14 +65,18 @@ func FuzzRequest(f *testing.F) {
 			}
 			return
 		}
-		prompt := Tokens{list: "1,2", N: 2}
-		for _, b := range [][]byte{r.WholeBody(), r.PrefillBody(prompt, nil), r.TokenizeBody()} {
+		for _, b := range [][]byte{r.WholeBody(), r.TokenizeBody()} {
 			if b == nil {
 				continue
 			}
 			if v := decode(t, b); v["kv_transfer_params"] != nil {
 				t.Fatalf("%q became %q", body, b)
 			}
+		}
+		spec := Spec{ReqID: "ours", Host: "h"}
+		b := r.PrefillBody(Tokens{list: "1,2", N: 2}, &spec)
+		if v := decode(t, b); !reflect.DeepEqual(v["kv_transfer_params"], decode(t, []byte(spec.prefillParams()))) {
+			t.Fatalf("%q became %q", body, b)
 		}
 	})
 }

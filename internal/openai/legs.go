@@ -110,8 +110,7 @@ func (r *Request) leg(prompt Tokens) *Object {
 	return o
 }
 
-// PrefillBody returns the request of the first leg: one token, and its id. spec
-// is nil if the KV need not move, because one token is the whole answer.
+// PrefillBody returns the request of the first leg: one token, and its id.
 func (r *Request) PrefillBody(prompt Tokens, spec *Spec) []byte {
 	o := r.leg(prompt)
 	o.Set("max_tokens", "1")
@@ -120,9 +119,7 @@ func (r *Request) PrefillBody(prompt Tokens, spec *Spec) []byte {
 	}
 	o.Set("stream", "false")
 	o.Set("return_token_ids", "true")
-	if spec != nil {
-		o.Set("kv_transfer_params", spec.prefillParams())
-	}
+	o.Set("kv_transfer_params", spec.prefillParams())
 	return o.Bytes()
 }
 

@@ -75,9 +75,6 @@ func TestScripts(t *testing.T) {
 				}
 				return fmt.Sprintf("%d tokens, limit %d\n", prompt.N, limit)
 			case "prefill":
-				if d.HasArg("one") {
-					return string(req.PrefillBody(prompt, nil)) + "\n"
-				}
 				return string(req.PrefillBody(prompt, spec)) + "\n"
 			case "first":
 				first, err := ParseFirst([]byte(d.Input))

@@ -87,10 +87,8 @@ func (x *exchange) twoLegs() (f *failure) {
 	if f != nil {
 		return f
 	}
-	if limit == 1 {
-		// One token is the prefill engine's alone (r27): nothing need move.
-		return x.legs(pre, dec, nil, prompt, limit)
-	}
+	// Also for an answer of one token, which the prefill engine gives alone (r27):
+	// LMCache's sender stores every prompt, and fails on one without a receiver.
 	x.at(StepWatch)
 	t, f := x.watchTransfer(dec)
 	if f != nil {
@@ -109,11 +107,10 @@ func (x *exchange) twoLegs() (f *failure) {
 	return x.legs(pre, dec, t, prompt, limit)
 }
 
-// legs asks the two engines and sends their answer. t is nil if one token is the
-// answer.
+// legs asks the two engines and sends their answer.
 func (x *exchange) legs(pre, dec *node, t *transfer, prompt openai.Tokens, limit int64) *failure {
 	x.at(StepPrefill)
-	first, f := x.prefill(pre, t, prompt)
+	first, f := x.prefill(pre, t, prompt, limit)
 	if f != nil {
 		return f
 	}
@@ -122,13 +119,10 @@ func (x *exchange) legs(pre, dec *node, t *transfer, prompt openai.Tokens, limit
 		return x.gone(StepPrefill, err)
 	}
 	x.p.stats.firstToken(time.Since(x.begun))
-	switch {
-	case !splice.Ended():
-		if f := x.rest(dec, t, prompt, limit, splice); f != nil {
-			return f
-		}
-	case t != nil:
+	if splice.Ended() {
 		t.unused = fault.New(fault.Cancelled, "the first token ended the answer")
+	} else if f := x.rest(dec, t, prompt, limit, splice); f != nil {
+		return f
 	}
 	var err error
 	if x.req.Stream {
@@ -183,18 +177,15 @@ func (x *exchange) tokenize(pre *node) (prompt openai.Tokens, limit int64, f *fa
 }
 
 // prefill returns the first token. If failed transfers are not recomputed, one
-// that fails meanwhile ends the wait.
-func (x *exchange) prefill(pre *node, t *transfer, prompt openai.Tokens) (*openai.First, *failure) {
-	parent, spec := x.ctx, (*openai.Spec)(nil)
-	if t != nil {
-		spec = t.spec
-		if x.p.cfg.Policy == Fail {
-			parent = t.ctx
-		}
+// that fails meanwhile ends the wait, unless that token is the whole answer.
+func (x *exchange) prefill(pre *node, t *transfer, prompt openai.Tokens, limit int64) (*openai.First, *failure) {
+	parent := x.ctx
+	if x.p.cfg.Policy == Fail && limit != 1 {
+		parent = t.ctx
 	}
 	ctx, stop := within(parent, x.p.cfg.Timeouts.Prefill, "the prefill")
 	defer stop()
-	doc, err := x.p.client.document(ctx, http.MethodPost, pre, openai.Completions.Path(), x.header, x.req.PrefillBody(prompt, spec))
+	doc, err := x.p.client.document(ctx, http.MethodPost, pre, openai.Completions.Path(), x.header, x.req.PrefillBody(prompt, t.spec))
 	var first *openai.First
 	if err == nil {
 		first, err = openai.ParseFirst(doc)
