@@ -43,6 +43,17 @@ interop: lmcache ## exchange real bytes with real LMCache peers, both ways (inst
 compare: lmcache ## the same scenarios with LMCache and Berth on either side, as a table
 	@$(INTEROP) $(GO) test -count=1 -tags 'nixl interop' -timeout 14m -run Compare -v ./interop | grep -v '^=== '
 
+.PHONY: python python-test
+python: ## build the wheel of berth-kv, the Python client and vLLM connector, into dist/
+	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "make python needs Python 3.10 or later; this is $$(python3 --version)"; exit 1; }
+	@[ -x dist/venv/bin/python ] || python3 -m venv dist/venv
+	@rm -f dist/berth_kv-*.whl
+	@dist/venv/bin/python -m pip wheel -q --disable-pip-version-check --no-deps -w dist ./python
+	@ls dist/berth_kv-*.whl
+
+python-test: build python ## test the Python client against real agents, from its wheel
+	@bash python/tests/run.sh $(PYTEST)
+
 check: lint ## formatting, vet, linters, tidy modules, tests with and without invariants, short fuzzing
 	$(GO) test -race -shuffle=on -tags invariants -timeout 15m ./...
 	$(MAKE) test
