@@ -134,7 +134,7 @@ var options = []option{
 
 	seconds("request_timeout_sec", "600", "deadline of a request that brings none", func(a *Agent) *kv.Duration { return &a.RequestTimeout }),
 	seconds("lease_sec", "15", "how long a silent peer's reservations are kept", func(a *Agent) *kv.Duration { return &a.Lease }),
-	seconds("unclaimed_ttl_sec", "300", "how long a ready request waits for the decoder", func(a *Agent) *kv.Duration { return &a.UnclaimedTTL }),
+	seconds("unclaimed_ttl_sec", "300", "how long a request that is ready (of an LMCache sender: complete) waits for the decoder", func(a *Agent) *kv.Duration { return &a.UnclaimedTTL }),
 	seconds("ending_ttl_sec", "120", "how long an ending is kept to be repeated", func(a *Agent) *kv.Duration { return &a.EndingTTL }),
 	seconds("quarantine_sec", "30", "after which a peer or engine that cannot be asked or seen is trusted to be gone", func(a *Agent) *kv.Duration { return &a.Quarantine }),
 	seconds("write_timeout_sec", "10", "sender: a write without progress for so long fails its request", func(a *Agent) *kv.Duration { return &a.WriteTimeout }),

@@ -275,6 +275,7 @@ func (c *Core) complete(r *request) {
 		c.becomeReady(r)
 		return
 	}
+	r.goneAt = c.now.Add(c.cfg.UnclaimedTTL)
 	c.arm(r)
 	c.offerLegacy(r)
 	c.commitVouched(r.name)

@@ -1,6 +1,7 @@
 package intake
 
 import (
+	"github.com/berthkv/berth/internal/fault"
 	"github.com/berthkv/berth/internal/kv"
 )
 
@@ -43,7 +44,7 @@ type request struct {
 	admitAt  kv.Instant // when it was admitted
 	deadline kv.Instant // to be ready
 	admitBy  kv.Instant // to be admitted
-	goneAt   kv.Instant // ready: unclaimed_ttl; draining: quarantine
+	goneAt   kv.Instant // ready, or legacy and complete: unclaimed_ttl; draining: quarantine
 	timer    timer
 
 	slots     []kv.SlotID // of chunk 0, 1, ...
@@ -161,8 +162,12 @@ func (c *Core) arm(r *request) {
 		at = min(r.deadline, r.admitBy)
 	case admitted:
 		at = r.deadline
-		if r.legacy != nil && !r.legacy.complete {
-			at = min(at, r.legacy.graceAt)
+		switch l := r.legacy; {
+		case l == nil:
+		case !l.complete:
+			at = min(at, l.graceAt)
+		case !l.watched: // it waits for the decoder, as one that is ready does
+			at = min(at, r.goneAt)
 		}
 	case ready, draining:
 		at = r.goneAt
@@ -176,11 +181,17 @@ func (c *Core) expire(r *request) {
 	case waiting:
 		c.end(r, c.lateVerdict(r), byReceiver)
 	case admitted:
-		if r.deadline <= c.now {
+		switch {
+		case r.deadline <= c.now:
 			c.end(r, c.lateVerdict(r), byReceiver)
-			return
+		case !r.legacy.complete: // surplus_grace_sec is over
+			c.complete(r)
+		case r.legacy.watched: // meanwhile: its proxy will say
+			c.arm(r)
+		default:
+			c.end(r, failedBy(fault.New(fault.Deadline, "it was complete, and no decoder asked for it within unclaimed_ttl_sec %g",
+				c.cfg.UnclaimedTTL.Seconds())), byReceiver)
 		}
-		c.complete(r) // surplus_grace_sec is over
 	case ready:
 		c.note(r, Note{Kind: NoteUnclaimed, Count: r.held, Wait: c.cfg.UnclaimedTTL,
 			Text: "nobody has claimed it for unclaimed_ttl_sec"})
