@@ -121,28 +121,19 @@ func TestMixed(t *testing.T) {
 					}
 					continue
 				}
+				// Both at once: a decoder that reads one only when the other has ended
+				// would come too late.
+				var reading sync.WaitGroup
 				for _, p := range pair {
-					switch said, err := p.end(r, w); {
-					case err != nil:
-						t.Errorf("%s (cancelled: %v): %v", p.req, p.cancel, err)
-						ends.add("error")
-					case said && p.cancel: // the cancel may have overtaken the decoder
-						if take(p.req, p.keys, p.digests) == nil {
-							ends.add("LMCache: ready, cancelled too late")
-						} else {
-							ends.add("LMCache: cancelled when ready")
+					reading.Go(func() {
+						ending, err := p.outcome(r, w, take)
+						if err != nil {
+							t.Errorf("%s (cancelled: %v): %v", p.req, p.cancel, err)
 						}
-					case said:
-						if err := take(p.req, p.keys, p.digests); err != nil {
-							t.Errorf("%s: %v", p.req, err)
-						}
-						ends.add("LMCache: ready")
-					case p.cancel:
-						ends.add("LMCache: cancelled")
-					default:
-						ends.add("LMCache: refused")
-					}
+						ends.add("LMCache: " + ending)
+					})
 				}
+				reading.Wait()
 			}
 		})
 	}
@@ -262,6 +253,33 @@ func (p *put) next(s *lmcacheSender, to target, rng *rand.Rand) bool {
 		p.sent = len(p.keys)
 	}
 	return p.sent < len(p.keys)
+}
+
+// outcome is how a request has ended. One that is ready is taken; one that was
+// cancelled may be so before.
+func (p *put) outcome(r *agent, w *words, take func(req string, keys, want []string) error) (string, error) {
+	said, err := p.end(r, w)
+	switch {
+	case err != nil:
+		return "error", err
+	case !said && p.cancel:
+		return "cancelled", nil
+	case !said:
+		return "refused", nil
+	}
+	err = take(p.req, p.keys, p.digests)
+	switch {
+	case !p.cancel && err != nil:
+		if e, waited := r.engine.Wait(ctxFor(r.t), p.req, time.Millisecond); waited == nil {
+			err = fmt.Errorf("%w; it has ended as %+v", err, e)
+		}
+		return "error", err
+	case !p.cancel:
+		return "ready", nil
+	case err == nil:
+		return "ready, cancelled too late", nil
+	}
+	return "cancelled when ready", nil
 }
 
 // end waits for the sender's word, or for a bad ending at the receiver, which

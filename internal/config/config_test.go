@@ -81,6 +81,11 @@ kv_dtype: bfloat16
 	if len(a.Notes) != 1 || !strings.Contains(a.Notes[0], "rounded down") {
 		t.Errorf("notes %q: want one that says the buffer was rounded down", a.Notes)
 	}
+	a = mustLoad(t, removeOption(removeOption(removeOption(receiver, "slot_bytes"), "chunk_size"), "pd_buffer_size")+
+		"kv_shape: [28, 2, 256, 8, 128]\nkv_dtype: bfloat16\npd_buffer_size: 4317511681\n", nil)
+	if a.SlotBytes != 29360128 || a.Capacity != 147 || !strings.Contains(a.Notes[0], "rounded down to 4315938816") {
+		t.Errorf("%d slots of %d bytes, %q", a.Capacity, a.SlotBytes, a.Notes)
+	}
 }
 
 // Later sources win, and Rows tells which one did.
@@ -206,6 +211,19 @@ func TestLoad_lmcache_examples(t *testing.T) {
 		}
 		if a.BufferDevice == "cuda" && cuda != 1 {
 			t.Errorf("%s: %d notes say what cuda means, want 1: %q", f, cuda, a.Notes)
+		}
+	}
+}
+
+// pd_max_prefill_len may be what the pool holds exactly; 0 is not checked; a
+// sender's pool is checked too.
+func TestLoad_max_prefill_len(t *testing.T) {
+	mustLoad(t, receiver+"pd_max_prefill_len: 100\n", nil)
+	mustLoad(t, receiver+"pd_max_prefill_len: 0\n", nil)
+	for _, role := range []string{"receiver", "sender"} {
+		text := removeOption(receiver, "pd_role") + "pd_role: " + role + "\npd_skip_proxy_notification: true\npd_max_prefill_len: 101\n"
+		if _, err := load(t, text, nil); err == nil || !strings.Contains(err.Error(), "pd_max_prefill_len is 101") {
+			t.Errorf("%s: %v", role, err)
 		}
 	}
 }
