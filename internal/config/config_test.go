@@ -119,6 +119,7 @@ func TestLoad_faults(t *testing.T) {
 		{"fraction", "rank: 0.5", []string{"rank", "whole number"}},
 		{"bad float", "lease_sec: soon", []string{"lease_sec", `"soon"`}},
 		{"negative time", "lease_sec: -1", []string{"lease_sec", "above 0"}},
+		{"less than a millisecond", "lease_sec: 1e-10", []string{"lease_sec", "1e-10", "0.001"}},
 		{"bad boolean", "checksum: maybe", []string{"checksum", "true or false"}},
 		{"bad port", "pd_peer_alloc_port: 70000", []string{"pd_peer_alloc_port", "70000", "65535"}},
 		{"buffer below one slot", "pd_buffer_size: 99", []string{"pd_buffer_size is 99", "100 bytes"}},
@@ -331,5 +332,51 @@ func FuzzYAML(f *testing.F) {
 		l.names, l.aliases = lmcacheNames()
 		l.yaml(b, "fuzz")
 		l.agent.check(l.given)
+	})
+}
+
+// FuzzLoad is what an operator's environment and flags may say: one "NAME=value"
+// a line, a flag where the name has no prefix. Every fault begins with a name,
+// and a configuration that is accepted can be shown, and loaded again from what
+// is shown.
+func FuzzLoad(f *testing.F) {
+	for _, s := range []string{
+		"pd_role=receiver\npd_peer_host=127.0.0.1\npd_peer_init_port=7300\npd_peer_alloc_port=7400\npd_buffer_size=1000\nslot_bytes=100\nchunk_size=10",
+		"LMCACHE_PD_ROLE=sender\nBERTH_PD_BUFFER_SIZE='1e9'\nkv_shape=[32, 2, 256, 8, 128]\nkv_dtype=half\nLMCACHE_PD_PROXY_HOST=::1\nLMCACHE_PD_PROXY_PORT=7500",
+		"BERTH_LEASE_SEC=inf\nBERTH_PEER_ALLOW=10.0.0.0/8,::/0\nLMCACHE_NIXL_PEER_HOST=\"x\"\nlinks=tcp,shm",
+		"pd_role=both\npd_peer_host=::1\npd_peer_alloc_port=7400\npd_skip_proxy_notification=1\npd_buffer_size=1_000\nslot_bytes=100\nchunk_size=10\nquarantine_sec=1e-10",
+		"rank=-1\ntp_size=9999999999999999999\nBERTH_CONFIG_FILE=x\nBERTH_=1\nLMCACHE_\n=",
+	} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		src := Sources{Flags: map[string]string{}}
+		for line := range strings.SplitSeq(text, "\n") {
+			name, v, _ := strings.Cut(line, "=")
+			if strings.HasPrefix(name, "BERTH_") || strings.HasPrefix(name, "LMCACHE_") {
+				src.Env = append(src.Env, line)
+			} else if name != "" {
+				src.Flags[name] = v
+			}
+		}
+		a, err := Load(src)
+		if err != nil {
+			return
+		}
+		again := Sources{Flags: map[string]string{}}
+		for _, r := range a.Rows() {
+			if r.From != "unset" && r.From != "default" {
+				again.Flags[r.Name] = strings.Trim(r.Value, "[]")
+			}
+		}
+		b, err := Load(again)
+		if err != nil {
+			t.Fatalf("%q is accepted; what is shown of it is not: %v", text, err)
+		}
+		for i, r := range b.Rows() {
+			if was := a.Rows()[i]; r.Value != was.Value {
+				t.Errorf("%s was %q and is %q", r.Name, was.Value, r.Value)
+			}
+		}
 	})
 }

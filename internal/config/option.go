@@ -153,6 +153,8 @@ func seconds(name, def, doc string, at func(*Agent) *kv.Duration) option {
 				return fmt.Errorf("is %q; seconds are wanted, or inf", s)
 			case f <= 0:
 				return fmt.Errorf("is %s; it must be above 0", s)
+			case f < 1e-3: // what peers are told in milliseconds would not be what counts here
+				return fmt.Errorf("is %s; it must be at least 0.001", s)
 			case f > 1e9:
 				*at(a) = kv.Forever
 			default:
