@@ -25,6 +25,9 @@ func descriptors(oob []byte) ([]int, error) {
 	}
 	var fds []int
 	for _, m := range messages {
+		if m.Header.Level != unix.SOL_SOCKET || m.Header.Type != unix.SCM_RIGHTS || len(m.Data)%4 != 0 { // ParseUnixRights would read past the end
+			return fds, fmt.Errorf("control message of level %d and type %d with %d bytes", m.Header.Level, m.Header.Type, len(m.Data))
+		}
 		rights, err := unix.ParseUnixRights(&m)
 		if err != nil {
 			return fds, fmt.Errorf("control message: %w", err)

@@ -242,17 +242,17 @@ func (p *Pipe) Read(oob []byte) (frame []byte, oobn int, err error) {
 	if len(oob) > 0 {
 		var flags int
 		got, oobn, flags, _, err = p.conn.ReadMsgUnix(p.header[:], oob)
+		if errors.Is(err, io.EOF) { // which net wraps here, and nowhere else
+			err = io.EOF
+		}
 		if err != nil {
 			return nil, 0, err
-		}
-		if got == 0 {
-			return nil, 0, io.EOF
 		}
 		if flags&unix.MSG_CTRUNC != 0 {
 			return nil, oobn, fmt.Errorf("more descriptors than the %d bytes for them hold", len(oob))
 		}
 	}
-	if _, err := io.ReadFull(p.conn, p.header[got:]); err != nil {
+	if err := p.fill(p.header[got:], got > 0); err != nil {
 		return nil, oobn, err
 	}
 	n := int(binary.BigEndian.Uint32(p.header[:]))
@@ -271,11 +271,20 @@ func (p *Pipe) Read(oob []byte) (frame []byte, oobn int, err error) {
 			p.in = append(make([]byte, 0, end), p.in...)
 		}
 		p.in = p.in[:end]
-		if _, err := io.ReadFull(p.conn, p.in[have:]); err != nil {
+		if err := p.fill(p.in[have:], true); err != nil {
 			return nil, oobn, err
 		}
 	}
 	return p.in, oobn, nil
+}
+
+// fill reads all of b; within says that a frame has begun before it.
+func (p *Pipe) fill(b []byte, within bool) error {
+	_, err := io.ReadFull(p.conn, b)
+	if within && err == io.EOF {
+		err = io.ErrUnexpectedEOF
+	}
+	return err
 }
 
 // Expect bounds the time until the next bytes come; 0 is no bound.
