@@ -281,7 +281,10 @@ type history struct {
 }
 
 func newHistory(seed int64, reached map[string]int) *history {
-	rng := rand.New(rand.NewSource(seed))
+	return historyOf(rand.New(rand.NewSource(seed)), reached)
+}
+
+func historyOf(rng *rand.Rand, reached map[string]int) *history {
 	cfg := Config{Capacity: 1 + rng.Int63n(20), MaxWaiting: 1 + rng.Intn(12)}
 	cfg.Bypass = rng.Int63n(2*cfg.Capacity + 1)
 	return &history{
@@ -445,6 +448,47 @@ func TestAgainstModel(t *testing.T) {
 			t.Errorf("%q was reached only %d times in %d histories", what, reached[what], count)
 		}
 	}
+}
+
+// FuzzSteps lets a fuzzer choose the history; a copy goes along, which must be
+// encoded alike.
+func FuzzSteps(f *testing.F) {
+	f.Add([]byte("first come, first served, within reason"))
+	for seed := range int64(8) {
+		b := make([]byte, 200)
+		rand.New(rand.NewSource(seed)).Read(b)
+		f.Add(b)
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		in := &bytesSource{b: b}
+		h := historyOf(rand.New(in), map[string]int{})
+		for step := 0; len(in.b) > 0 && step < 500; step++ {
+			err := h.step()
+			if err == nil {
+				err = h.compare()
+			}
+			if err != nil {
+				t.Fatalf("step %d: %v", step, err)
+			}
+			if clone := h.l.Clone(); string(clone.Encode(nil, nil, nil)) != string(h.l.Encode(nil, nil, nil)) {
+				t.Fatalf("step %d: a clone is encoded differently", step)
+			}
+		}
+	})
+}
+
+// bytesSource makes a fuzzer's bytes choices, one byte each.
+type bytesSource struct{ b []byte }
+
+func (s *bytesSource) Seed(int64) {}
+
+func (s *bytesSource) Int63() int64 {
+	if len(s.b) == 0 {
+		return 0
+	}
+	x := int64(s.b[0])
+	s.b = s.b[1:]
+	return x<<32 | x // Intn looks at the high half, Int63n at the low one
 }
 
 // TestCloneAndEncode runs two copies of a ledger, one of which went through a

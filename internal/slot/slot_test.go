@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -31,16 +32,18 @@ var shapes = map[string]Slot{
 	"another's, quarantined": {Generation: 8, State: Quarantined, Hands: Writer},
 }
 
-var moves = map[string]func(*Pool) error{
-	"land":     func(p *Pool) error { return p.Land(0, 7) },
-	"commit":   func(p *Pool) error { return p.Commit(0, 7) },
-	"claim":    func(p *Pool) error { return p.Claim(0, 7) },
-	"release":  func(p *Pool) error { return p.Release(0, 7) },
-	"revoke":   func(p *Pool) error { return p.Revoke(0, 7) },
-	"writer":   func(p *Pool) error { return p.LetGo(0, 7, Writer) },
-	"reader":   func(p *Pool) error { return p.LetGo(0, 7, Reader) },
-	"no hands": func(p *Pool) error { return p.LetGo(0, 7, 0) },
+var moves = map[string]func(*Pool, kv.SlotID, kv.Generation) error{
+	"land":    (*Pool).Land,
+	"commit":  (*Pool).Commit,
+	"claim":   (*Pool).Claim,
+	"release": (*Pool).Release,
+	"revoke":  (*Pool).Revoke,
+	"writer":  func(p *Pool, s kv.SlotID, g kv.Generation) error { return p.LetGo(s, g, Writer) },
+	"reader":  func(p *Pool, s kv.SlotID, g kv.Generation) error { return p.LetGo(s, g, Reader) },
+	"no hand": func(p *Pool, s kv.SlotID, g kv.Generation) error { return p.LetGo(s, g, 0) },
 }
+
+var moveNames = slices.Sorted(maps.Keys(moves))
 
 // legal lists every legal move; all others must be refused and change nothing.
 var legal = map[[2]string]string{
@@ -86,7 +89,7 @@ func TestEveryTransition(t *testing.T) {
 					t.Fatal(err)
 				}
 				before := p.Encode(nil)
-				err := move(p)
+				err := move(p, 0, 7)
 				if cerr := p.Check(); cerr != nil {
 					t.Fatal(cerr)
 				}
@@ -179,6 +182,34 @@ func (m *model) lowest() int {
 	return slices.IndexFunc(m.slots, func(s Slot) bool { return s.State == Free })
 }
 
+// after says what a move makes of a slot: the table above, and nothing else.
+func (m *model) after(s kv.SlotID, gen kv.Generation, move string) (Slot, bool) {
+	now := m.slots[s]
+	if now.Generation != gen {
+		return now, false
+	}
+	shape := now
+	if shape.State != Free {
+		shape.Generation = 7 // that of shapes
+	}
+	shape.Chunk = 0
+	for name, from := range shapes {
+		if from != shape {
+			continue
+		}
+		to, ok := legal[[2]string{name, move}]
+		if !ok {
+			return now, false
+		}
+		then := shapes[to]
+		if then.State != Free {
+			then.Generation, then.Chunk = now.Generation, now.Chunk
+		}
+		return then, true
+	}
+	return now, false
+}
+
 func (m *model) counts() Counts {
 	var n [states]int
 	for _, s := range m.slots {
@@ -190,69 +221,114 @@ func (m *model) counts() Counts {
 func TestAgainstModel(t *testing.T) {
 	for seed := range uint64(300) {
 		rng := rand.New(rand.NewPCG(seed, 1))
-		n := 1 + rng.IntN(100)
-		p, m := New(n), &model{slots: make([]Slot, n)}
-		for range 400 {
-			s := kv.SlotID(rng.IntN(n))
-			gen := m.slots[s].Generation
-			switch rng.IntN(8) {
-			case 0:
-				k := rng.IntN(5)
-				if ok := m.counts().Free >= k; (p.Reserve(k) == nil) != ok {
-					t.Fatalf("seed %d: reserve", seed)
-				} else if ok {
-					m.reserved += k
-				}
-			case 1:
-				k := rng.IntN(3)
-				if ok := m.reserved >= k; (p.Unreserve(k) == nil) != ok {
-					t.Fatalf("seed %d: unreserve", seed)
-				} else if ok {
-					m.reserved -= k
-				}
-			case 2, 3:
-				got, err := p.Grant(kv.Generation(seed+1), uint32(s))
-				if (err == nil) != (m.reserved > 0) {
-					t.Fatalf("seed %d: grant: %v", seed, err)
-				}
-				if err == nil {
-					if int(got) != m.lowest() {
-						t.Fatalf("seed %d: granted %d, the lowest is %d", seed, got, m.lowest())
-					}
-					m.reserved--
-					m.slots[got] = p.Slot(got)
-				}
-			default:
-				ops := []func() error{
-					func() error { return p.Land(s, gen) }, func() error { return p.Commit(s, gen) },
-					func() error { return p.Claim(s, gen) }, func() error { return p.Release(s, gen) },
-					func() error { return p.Revoke(s, gen) }, func() error { return p.LetGo(s, gen, Writer) },
-					func() error { return p.LetGo(s, gen, Reader) },
-				}
-				_ = ops[rng.IntN(len(ops))]() // the table above says which are legal
-				m.slots[s] = p.Slot(s)
+		history(t, fmt.Sprint("seed ", seed), rng, func(step int) bool { return step < 400 })
+	}
+}
+
+// history makes moves on a pool and on the model while more says so.
+func history(t *testing.T, name string, rng *rand.Rand, more func(step int) bool) {
+	t.Helper()
+	n := 1 + rng.IntN(100)
+	p, m := New(n), &model{slots: make([]Slot, n)}
+	for step := 0; more(step); step++ {
+		s := kv.SlotID(rng.IntN(n))
+		gen := m.slots[s].Generation
+		switch rng.IntN(8) {
+		case 0:
+			k := rng.IntN(5)
+			if ok := m.counts().Free >= k; (p.Reserve(k) == nil) != ok {
+				t.Fatalf("%s: reserve", name)
+			} else if ok {
+				m.reserved += k
 			}
-			if got, want := p.Counts(), m.counts(); got != want {
-				t.Fatalf("seed %d: %+v, want %+v", seed, got, want)
+		case 1:
+			k := rng.IntN(3)
+			if ok := m.reserved >= k; (p.Unreserve(k) == nil) != ok {
+				t.Fatalf("%s: unreserve", name)
+			} else if ok {
+				m.reserved -= k
 			}
-			if err := p.Check(); err != nil {
-				t.Fatalf("seed %d: %v", seed, err)
+		case 2, 3:
+			given := kv.Generation(step + 1)
+			got, err := p.Grant(given, uint32(s))
+			if (err == nil) != (m.reserved > 0) {
+				t.Fatalf("%s: grant: %v", name, err)
+			}
+			if err == nil {
+				if int(got) != m.lowest() {
+					t.Fatalf("%s: granted %d, the lowest is %d", name, got, m.lowest())
+				}
+				m.reserved--
+				m.slots[got] = Slot{Generation: given, Chunk: uint32(s), State: Granted, Hands: Writer}
+			}
+		default:
+			move := moveNames[rng.IntN(len(moveNames))]
+			if rng.IntN(8) == 0 {
+				gen++ // a stale one, or nobody's
+			}
+			want, legal := m.after(s, gen, move)
+			if err := moves[move](p, s, gen); (err == nil) != legal {
+				t.Fatalf("%s: %s of slot %d under %d, which is %+v: %v", name, move, s, gen, m.slots[s], err)
+			}
+			if legal {
+				m.slots[s] = want
 			}
 		}
-		q := p.Clone()
-		if !bytes.Equal(p.Encode(nil), q.Encode(nil)) {
-			t.Fatalf("seed %d: a clone differs", seed)
-		}
-		q.reserved = 0
-		if q.count[Free] > 0 && q.Reserve(1) == nil {
-			if _, err := q.Grant(99, 0); err != nil || bytes.Equal(p.Encode(nil), q.Encode(nil)) {
-				t.Fatalf("seed %d: a clone is not independent: %v", seed, err)
+		for i, want := range m.slots {
+			if got := p.Slot(kv.SlotID(i)); got != want {
+				t.Fatalf("%s: slot %d is %+v, should be %+v", name, i, got, want)
 			}
+		}
+		if got, want := p.Counts(), m.counts(); got != want {
+			t.Fatalf("%s: %+v, want %+v", name, got, want)
 		}
 		if err := p.Check(); err != nil {
-			t.Fatalf("seed %d: after its clone was changed: %v", seed, err)
+			t.Fatalf("%s: %v", name, err)
 		}
 	}
+	q := p.Clone()
+	if !bytes.Equal(p.Encode(nil), q.Encode(nil)) {
+		t.Fatalf("%s: a clone differs", name)
+	}
+	q.reserved = 0
+	if q.count[Free] > 0 && q.Reserve(1) == nil {
+		if _, err := q.Grant(9999, 0); err != nil || bytes.Equal(p.Encode(nil), q.Encode(nil)) {
+			t.Fatalf("%s: a clone is not independent: %v", name, err)
+		}
+	}
+	if err := p.Check(); err != nil {
+		t.Fatalf("%s: after its clone was changed: %v", name, err)
+	}
+}
+
+// FuzzSteps lets a fuzzer choose the moves.
+func FuzzSteps(f *testing.F) {
+	f.Add([]byte("free, granted, committed, claimed, and free again"))
+	for seed := range uint64(8) {
+		rng := rand.New(rand.NewPCG(seed, 2))
+		b := make([]byte, 300)
+		for i := range b {
+			b[i] = byte(rng.Uint32())
+		}
+		f.Add(b)
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		in := &bytesSource{b}
+		history(t, "fuzz", rand.New(in), func(step int) bool { return len(in.b) > 0 && step < 1000 })
+	})
+}
+
+// bytesSource makes a fuzzer's bytes choices, one byte each.
+type bytesSource struct{ b []byte }
+
+func (s *bytesSource) Uint64() uint64 {
+	const rest = 0x005a5a5a_5a5a5a5a // IntN draws again when these bits are too low
+	if len(s.b) == 0 {
+		return rest
+	}
+	x := uint64(s.b[0])
+	s.b = s.b[1:]
+	return x<<56 | rest&^0xff | x // the high bits for most n, the low ones for powers of two
 }
 
 func TestCheckFindsEachBreach(t *testing.T) {

@@ -133,15 +133,44 @@ func TestInterrupt(t *testing.T) {
 // when nobody fills it.
 func TestFencedOnce(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
+	left := 100_000
+	fencedOnce(t, rng.IntN, func() bool { left--; return left >= 0 })
+}
+
+// FuzzSteps lets a fuzzer choose the history.
+func FuzzSteps(f *testing.F) {
+	f.Add([]byte("open, enter, leave, revoke; and every other order"))
+	for seed := range byte(6) {
+		b := make([]byte, 200)
+		for i := range b {
+			b[i] = byte(i*int(2*seed+3)) ^ byte(i>>2)*seed
+		}
+		f.Add(b)
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		pick := func(n int) int {
+			if len(b) == 0 {
+				return 0
+			}
+			x := int(b[0]) % n
+			b = b[1:]
+			return x
+		}
+		fencedOnce(t, pick, func() bool { return len(b) > 0 })
+	})
+}
+
+func fencedOnce(t *testing.T, pick func(int) int, more func() bool) {
 	const slots = 4
 	g := New(slots)
 	gens := make([]kv.Generation, slots) // 0: not opened, or revoked
 	inside := map[kv.SlotID]kv.Generation{}
+	full := map[kv.SlotID]bool{}
 	due := map[kv.SlotID]kv.Generation{} // revoked with a filler inside
 	next := kv.Generation(0)
-	for range 100_000 {
-		s := kv.SlotID(rng.IntN(slots))
-		switch rng.IntN(4) {
+	for more() {
+		s := kv.SlotID(pick(slots))
+		switch pick(4) {
 		case 0:
 			if _, waits := due[s]; gens[s] == 0 && !waits {
 				next++
@@ -149,23 +178,38 @@ func TestFencedOnce(t *testing.T) {
 				g.Open(alice, next, []kv.SlotID{s})
 			}
 		case 1:
-			gen := gens[s]
-			if rng.IntN(4) == 0 {
+			gen, who := gens[s], alice
+			switch pick(8) {
+			case 0:
 				gen++ // nobody's
+			case 1:
+				who = bob
 			}
-			if v := g.Enter(alice, gen, s, &filler{}); v == Entered {
-				if _, ok := inside[s]; ok || gen != gens[s] || gen == 0 {
-					t.Fatalf("entered slot %d under %d, opened under %d, inside %v", s, gen, gens[s], inside)
-				}
+			_, filled := inside[s]
+			want := Entered
+			switch {
+			case gen == 0 || gen != gens[s] || who != alice:
+				want = Closed
+			case full[s]:
+				want = Landed
+			case filled:
+				want = Busy
+			}
+			if asked, v := g.Ask(who, gen, s), g.Enter(who, gen, s, &filler{}); v != want || asked != want {
+				t.Fatalf("slot %d asked under %d: %v, entered: %v, want %v; opened under %d, inside %v", s, gen, asked, v, want, gens[s], inside)
+			}
+			if want == Entered {
 				inside[s] = gen
 			}
 		case 2:
 			if _, ok := inside[s]; ok {
 				delete(inside, s)
 				_, want := due[s]
-				if got := g.Leave(s, rng.IntN(2) == 0); (got == Fenced) != want {
+				filled := pick(2) == 0
+				if got := g.Leave(s, filled); (got == Fenced) != want {
 					t.Fatalf("slot %d was left as %v, revoked: %v", s, got, want)
 				}
+				full[s] = filled && !want
 				delete(due, s)
 			}
 		case 3:
@@ -178,8 +222,12 @@ func TestFencedOnce(t *testing.T) {
 				due[s] = gens[s]
 			}
 			gens[s] = 0
+			full[s] = false
 		}
 		check(t, g)
+		if t.Failed() {
+			t.FailNow()
+		}
 	}
 }
 

@@ -5,6 +5,8 @@ import (
 	"encoding/hex"
 	"strings"
 	"testing"
+
+	"github.com/berthkv/berth/internal/kv"
 )
 
 // Lists that NIXL 1.5.1's own bindings have written: 64 KiB pages from address
@@ -156,4 +158,22 @@ func FuzzPages(f *testing.F) {
 func FuzzAgentName(f *testing.F) {
 	f.Add(appendField([]byte(serialStart), "Agent", []byte("peer-7")))
 	f.Fuzz(func(t *testing.T, b []byte) { agentName(b) })
+}
+
+func FuzzHello(f *testing.F) {
+	f.Add(hello{kv.Incarnation{1}, kv.Incarnation{2}, kv.Secret{3}, 4096}.append(nil))
+	f.Add(answer{statusOK, kv.Incarnation{1}, 8, 1 << 40, []byte("metadata")}.append(nil))
+	f.Add(append(answer{receiver: kv.Incarnation{1}}.append(nil)[:answerBytes-4], 255, 255, 255, 255))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if len(b) >= helloBytes {
+			in := [helloBytes]byte(b)
+			if h, ok := parseHello(&in); ok && !bytes.Equal(h.append(nil), in[:]) {
+				t.Errorf("%x is not what it was parsed from", h.append(nil))
+			}
+		}
+		a, err := readAnswer(bytes.NewReader(b))
+		if err == nil && !bytes.Equal(a.append(nil), b[:answerBytes+len(a.metadata)]) {
+			t.Errorf("%x is not what it was read from", a.append(nil))
+		}
+	})
 }

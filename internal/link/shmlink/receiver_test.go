@@ -435,6 +435,7 @@ func TestConnectIsCancelled(t *testing.T) {
 func FuzzHello(f *testing.F) {
 	f.Add(goodHello(testSlotBytes).append(nil))
 	f.Add(hello{}.append(nil))
+	f.Add(answer{statusMemory, self}.append(make([]byte, 0, helloBytes))[:helloBytes])
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if len(b) < helloBytes {
 			return
@@ -442,6 +443,10 @@ func FuzzHello(f *testing.F) {
 		in := [helloBytes]byte(b)
 		if h, ok := parseHello(&in); ok && !bytes.Equal(h.append(nil), in[:]) {
 			t.Errorf("%x is not what it was parsed from", h.append(nil))
+		}
+		out := [answerBytes]byte(b)
+		if a, ok := parseAnswer(&out); ok && !bytes.Equal(a.append(nil), out[:]) {
+			t.Errorf("%x is not what it was parsed from", a.append(nil))
 		}
 	})
 }
