@@ -11,11 +11,11 @@ import (
 	"github.com/berthkv/berth/internal/kv"
 )
 
+// report takes one fault of an option.
+type report func(option, format string, args ...any)
+
 // check fills what depends on other options and finds what contradicts.
-func (a *Agent) check(given map[string]bool) (faults []error) {
-	fault := func(name, format string, args ...any) {
-		faults = append(faults, fmt.Errorf("%s %s", name, fmt.Sprintf(format, args...)))
-	}
+func (a *Agent) check(given map[string]bool, fault report) {
 	derived := func(name, why string) { a.from[name] = why }
 
 	if given["enable_pd"] && !a.EnablePD {
@@ -61,8 +61,8 @@ func (a *Agent) check(given map[string]bool) (faults []error) {
 		a.TPSize = int64(len(a.PeerAllocPorts))
 		derived("tp_size", "from pd_peer_alloc_port")
 	}
-	faults = append(faults, a.checkLayout(given)...)
-	faults = append(faults, a.checkAddresses(given)...)
+	a.checkLayout(given, fault)
+	a.checkAddresses(given, fault)
 	if a.AdmissionBypass == 0 {
 		a.AdmissionBypass = int64(a.Capacity)
 		derived("admission_bypass_chunks", "one capacity")
@@ -82,16 +82,12 @@ func (a *Agent) check(given map[string]bool) (faults []error) {
 	if len(a.Links) == 0 {
 		fault("links", "is empty")
 	}
-	return faults
 }
 
 // checkLayout derives a slot's bytes, the facts and the capacity.
-func (a *Agent) checkLayout(given map[string]bool) (faults []error) {
-	fault := func(name, format string, args ...any) {
-		faults = append(faults, fmt.Errorf("%s %s", name, fmt.Sprintf(format, args...)))
-	}
+func (a *Agent) checkLayout(given map[string]bool, fault report) {
 	if a.ChunkSize < 1 {
-		return nil // a fault of its own, reported when it was read
+		return // a fault of its own, reported when it was read
 	}
 	a.Facts = kv.Facts{ChunkTokens: a.ChunkSize, TPSize: a.TPSize, TPRank: a.Rank}
 	switch {
@@ -100,11 +96,11 @@ func (a *Agent) checkLayout(given map[string]bool) (faults []error) {
 	case given["kv_shape"]:
 		if len(a.KVShape) != 5 {
 			fault("kv_shape", "has %d numbers; 5 are wanted: layers, 2 or 1, tokens, kv_heads, head_size", len(a.KVShape))
-			return faults
+			return
 		}
 		if a.KVDType == "" {
 			fault("kv_dtype", "is missing beside kv_shape")
-			return faults
+			return
 		}
 		layers, two, tokens, hidden := a.KVShape[0], a.KVShape[1], a.KVShape[2], a.KVShape[3]*a.KVShape[4]
 		a.Facts.DType = kv.DType(a.KVDType)
@@ -115,7 +111,7 @@ func (a *Agent) checkLayout(given map[string]bool) (faults []error) {
 			a.Facts.Format = kv.FormatMLA
 		default:
 			fault("kv_shape", "has %d as its second number; 2 is wanted, or 1 for MLA", two)
-			return faults
+			return
 		}
 		if tokens != a.ChunkSize {
 			if given["chunk_size"] {
@@ -128,7 +124,7 @@ func (a *Agent) checkLayout(given map[string]bool) (faults []error) {
 	case given["slot_bytes"]:
 		if a.SlotBytes%a.ChunkSize != 0 {
 			fault("slot_bytes", "is %d, which is no multiple of chunk_size %d", a.SlotBytes, a.ChunkSize)
-			return faults
+			return
 		}
 		a.Facts.Format, a.Facts.DType = kv.Format2TD, "uint8"
 		if a.KVDType != "" {
@@ -137,17 +133,17 @@ func (a *Agent) checkLayout(given map[string]bool) (faults []error) {
 		size, ok := a.Facts.DType.Size()
 		if ok && a.SlotBytes%(a.ChunkSize*size) != 0 {
 			fault("slot_bytes", "is %d, which is no multiple of %d tokens of %d bytes", a.SlotBytes, a.ChunkSize, size)
-			return faults
+			return
 		}
 		a.Shape = []int64{a.ChunkSize, a.SlotBytes / a.ChunkSize / max(size, 1)}
 	default:
 		fault("kv_shape", "is missing: LMCache's five numbers with kv_dtype, or slot_bytes")
-		return faults
+		return
 	}
 	n, err := kv.ChunkBytes(a.Facts.Format, a.Facts.DType, a.Shape, a.ChunkSize)
 	if err != nil {
 		fault("kv_shape", "(with kv_dtype): %v", err)
-		return faults
+		return
 	}
 	a.SlotBytes, a.Facts.SlotBytes = n, n
 	if a.from["slot_bytes"] == "" {
@@ -156,13 +152,13 @@ func (a *Agent) checkLayout(given map[string]bool) (faults []error) {
 	switch {
 	case !given["pd_buffer_size"]:
 		fault("pd_buffer_size", "is missing")
-		return faults
+		return
 	case a.BufferSize < n:
 		fault("pd_buffer_size", "is %d; one slot has %d bytes", a.BufferSize, n)
-		return faults
+		return
 	case a.BufferSize/n > kv.MaxSlots:
 		fault("pd_buffer_size", "holds %d slots of %d bytes; at most %d", a.BufferSize/n, n, kv.MaxSlots)
-		return faults
+		return
 	}
 	a.Capacity = int(a.BufferSize / n)
 	if whole := int64(a.Capacity) * n; whole != a.BufferSize {
@@ -174,15 +170,11 @@ func (a *Agent) checkLayout(given map[string]bool) (faults []error) {
 	if a.Sends() && a.Capacity < 2 {
 		fault("pd_buffer_size", "is %d; a sender needs two slots of %d bytes, to fill one while the other is sent", a.BufferSize, n)
 	}
-	return faults
 }
 
 // checkAddresses finds missing hosts and ports; whether a port is free, a host
 // local or a name known is found at start.
-func (a *Agent) checkAddresses(given map[string]bool) (faults []error) {
-	fault := func(name, format string, args ...any) {
-		faults = append(faults, fmt.Errorf("%s %s", name, fmt.Sprintf(format, args...)))
-	}
+func (a *Agent) checkAddresses(given map[string]bool, fault report) {
 	if a.Receives() {
 		if a.PeerHost == "" {
 			fault("pd_peer_host", "is missing: the address under which senders reach this receiver")
@@ -250,7 +242,6 @@ func (a *Agent) checkAddresses(given map[string]bool) (faults []error) {
 	if len(a.LocalSocket) > maxSocketPath {
 		fault("local_socket", "has %d bytes; a unix socket's path has at most %d", len(a.LocalSocket), maxSocketPath)
 	}
-	return faults
 }
 
 // noteUnused notes what was given and belongs to the other side.

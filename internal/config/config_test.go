@@ -189,6 +189,23 @@ func TestLoad_reports_all_faults_at_once(t *testing.T) {
 			t.Errorf("%q is not in: %v", w, err)
 		}
 	}
+	if n := strings.Count(err.Error(), "pd_role"); n != 1 {
+		t.Errorf("pd_role has %d faults, one was made: %v", n, err)
+	}
+}
+
+// A file that cannot be read is the one fault: what it lacks is not known.
+func TestLoad_unreadable_file(t *testing.T) {
+	broken := filepath.Join(t.TempDir(), "broken.yaml")
+	if err := os.WriteFile(broken, []byte("pd_role: [receiver\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range []string{broken, broken + ".not.there"} {
+		_, err := Load(Sources{File: file})
+		if err == nil || !strings.HasPrefix(err.Error(), "config file") || strings.Contains(err.Error(), "missing") {
+			t.Errorf("%s: %v", file, err)
+		}
+	}
 }
 
 // LMCache's example files work as they are, once the layout and the links are
@@ -328,10 +345,9 @@ func FuzzYAML(f *testing.F) {
 	f.Add([]byte("chunk_size: 0\nslot_bytes: 5\n"))
 	f.Add([]byte("chunk_size: 0\nslot_bytes: 5\npd_role: sender\npd_buffer_size: 10\n"))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		l := loader{agent: &Agent{from: map[string]string{}}, given: map[string]bool{}, spelled: map[spelling]written{}}
-		l.names, l.aliases = lmcacheNames()
+		l := newLoader()
 		l.yaml(b, "fuzz")
-		l.agent.check(l.given)
+		l.check()
 	})
 }
 

@@ -3,6 +3,7 @@ package config
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 	"sort"
@@ -20,15 +21,17 @@ type Sources struct {
 	Flags map[string]string // option → value
 }
 
-// maxFile bounds a configuration file.
-const maxFile = 1 << 20
+// maxFile bounds a configuration file; theFile is its name in faults, which no
+// option has.
+const (
+	maxFile = 1 << 20
+	theFile = "config file"
+)
 
 // Load reads, fills defaults and checks. The error joins every fault found,
 // each beginning with its option's name.
 func Load(s Sources) (*Agent, error) {
-	a := &Agent{from: map[string]string{}}
-	l := loader{agent: a, given: map[string]bool{}, spelled: map[spelling]written{}}
-	l.names, l.aliases = lmcacheNames()
+	l := newLoader()
 	for _, o := range options {
 		if o.def != "" {
 			l.set(o, value{items: []string{o.def}}, "default")
@@ -41,11 +44,11 @@ func Load(s Sources) (*Agent, error) {
 	for name, v := range s.Flags {
 		l.give(name, value{items: []string{v}}, "flags", "flag")
 	}
-	l.faults = append(l.faults, a.check(l.given)...)
+	l.check()
 	if len(l.faults) > 0 {
 		return nil, errors.Join(l.faults...)
 	}
-	return a, nil
+	return l.agent, nil
 }
 
 type loader struct {
@@ -55,6 +58,27 @@ type loader struct {
 	given   map[string]bool   // options that some source named
 	spelled map[spelling]written
 	faults  []error
+	faulty  map[string]bool // options that they are of
+}
+
+func newLoader() *loader {
+	l := &loader{agent: &Agent{from: map[string]string{}}, given: map[string]bool{}, spelled: map[spelling]written{}, faulty: map[string]bool{}}
+	l.names, l.aliases = lmcacheNames()
+	return l
+}
+
+// check finds what contradicts or is missing. What was wrong in itself when it
+// was read has been said, and of a file that cannot be read nothing is missing.
+func (l *loader) check() {
+	read := maps.Clone(l.faulty)
+	if read[theFile] {
+		return
+	}
+	l.agent.check(l.given, func(option, format string, args ...any) {
+		if !read[option] {
+			l.fault(option, format, args...)
+		}
+	})
 }
 
 // A source may write an option under its name and under an old one, but not
@@ -65,6 +89,7 @@ type (
 )
 
 func (l *loader) fault(name, format string, args ...any) {
+	l.faulty[name] = true
 	l.faults = append(l.faults, fmt.Errorf("%s %s", name, fmt.Sprintf(format, args...)))
 }
 
@@ -130,7 +155,7 @@ func (l *loader) file(path string) {
 		b, err = os.ReadFile(path)
 	}
 	if err != nil {
-		l.fault("config", "file: %v", err)
+		l.fault(theFile, "%v", err)
 		return
 	}
 	l.yaml(b, path)
@@ -139,7 +164,7 @@ func (l *loader) file(path string) {
 func (l *loader) yaml(b []byte, path string) {
 	var doc yaml.Node
 	if err := yaml.Unmarshal(b, &doc); err != nil {
-		l.fault("config", "file %s: %v", path, err)
+		l.fault(theFile, "%s: %v", path, err)
 		return
 	}
 	if len(doc.Content) == 0 {
@@ -147,7 +172,7 @@ func (l *loader) yaml(b []byte, path string) {
 	}
 	root := doc.Content[0]
 	if root.Kind != yaml.MappingNode {
-		l.fault("config", "file %s: a mapping of options is wanted", path)
+		l.fault(theFile, "%s: a mapping of options is wanted", path)
 		return
 	}
 	seen := map[string]bool{}
