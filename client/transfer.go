@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 
@@ -67,7 +68,7 @@ func (c *Client) Begin(ctx context.Context, b Begin) (*Transfer, error) {
 	switch {
 	case err == nil:
 		return t, nil
-	case err != ctx.Err(): // it was not accepted, and ctx has no part in it
+	case !errors.Is(err, ctx.Err()): // it was not accepted, and ctx has no part in it
 		c.forget(t)
 	}
 	return nil, err

@@ -95,7 +95,7 @@ func freePort(t testing.TB) int {
 // socketDir is short: a unix socket's path is.
 func socketDir(t testing.TB) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "berth")
+	dir, err := os.MkdirTemp("", "berth") //nolint:usetesting // t.TempDir has the test's name in it
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -202,7 +202,7 @@ func errorBody(err error) (status int, body any) {
 	switch {
 	case errors.As(err, &api):
 		status, param = api.status, api.param
-	case err == errClosing:
+	case errors.Is(err, errClosing):
 		status = http.StatusServiceUnavailable
 	case errors.As(err, &f):
 		status = f.Code.HTTPStatus()

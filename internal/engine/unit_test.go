@@ -155,7 +155,7 @@ func TestTurnstile(t *testing.T) {
 	t.Run("passes errors on", func(t *testing.T) {
 		var turn turnstile
 		for _, replies := range [][]error{{other}, {busy, busy, other}} {
-			if _, err := turn.stage(context.Background(), &stager{replies: replies}, 5); err != other {
+			if _, err := turn.stage(context.Background(), &stager{replies: replies}, 5); !errors.Is(err, other) {
 				t.Error(err)
 			}
 		}
@@ -176,7 +176,7 @@ func TestTurnstile(t *testing.T) {
 		var turn turnstile
 		ctx, cancel := context.WithCancelCause(context.Background())
 		s := &stager{replies: []error{holding}, before: func(int) { cancel(other) }}
-		if _, err := turn.stage(ctx, s, 1); err != other {
+		if _, err := turn.stage(ctx, s, 1); !errors.Is(err, other) {
 			t.Error(err)
 		}
 	})
@@ -192,7 +192,7 @@ func TestOutput(t *testing.T) {
 	if p, err := o.take(ctx); err != nil || len(p) != 3 {
 		t.Errorf("%v %v", p, err)
 	}
-	if p, err := o.take(ctx); err != errClosing || len(p) != 0 {
+	if p, err := o.take(ctx); !errors.Is(err, errClosing) || len(p) != 0 {
 		t.Errorf("%v %v", p, err)
 	}
 	o = newOutput()
@@ -203,7 +203,7 @@ func TestOutput(t *testing.T) {
 	}
 	ended, end := context.WithCancel(ctx)
 	end()
-	if _, err := o.take(ended); err != context.Canceled {
+	if _, err := o.take(ended); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
 }
@@ -216,7 +216,7 @@ func TestWatermark(t *testing.T) {
 	}
 	ended, end := context.WithCancel(context.Background())
 	end()
-	if _, err := w.reach(ended, 4); err != context.Canceled {
+	if _, err := w.reach(ended, 4); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
 	done := make(chan int)

@@ -304,7 +304,7 @@ func (w *world) ended(n int, a *act) {
 }
 
 // answerS is the answer to a prefill engine's call.
-func (w *world) answerS(n int, a *act) {
+func (w *world) answerS(a *act) {
 	i := int(a.call % 100)
 	t := w.att(i)
 	switch a.call - a.call%100 { // callWarm is none of them

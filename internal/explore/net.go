@@ -128,7 +128,7 @@ func (w *world) actS(n int, a *act) {
 	case doNotify:
 		w.notified(n, a)
 	case doAnswer:
-		w.answerS(n, a)
+		w.answerS(a)
 	case doGranted:
 		w.granted(n, a)
 	case doEnded:

@@ -2,6 +2,7 @@ package localapi
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math"
 
@@ -118,7 +119,8 @@ func DecodeRequest(b []byte) (id uint64, hasID bool, req Request, err error) {
 	if err == nil {
 		return id, hasID, req, nil
 	}
-	if _, ok := err.(*fault.Error); !ok {
+	var typed *fault.Error
+	if !errors.As(err, &typed) {
 		if name != "" {
 			name += ": "
 		}

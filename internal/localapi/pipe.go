@@ -110,7 +110,7 @@ func (p *Pipe) Cut(why error) {
 func (p *Pipe) Wait(err error) error {
 	p.mu.Lock()
 	if p.state == pipeOpen {
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			err = nil
 		}
 		p.stop(err)

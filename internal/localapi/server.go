@@ -259,8 +259,8 @@ func (s *Server) register(c *conn, id uint64, refusal error) (kv.CallID, error) 
 		refusal = fault.New(fault.Busy, "%d unanswered calls, at most %d", len(c.calls), MaxCalls)
 	}
 	if refusal != nil {
-		f, ok := refusal.(*fault.Error)
-		if !ok {
+		var f *fault.Error
+		if !errors.As(refusal, &f) {
 			f = fault.New(fault.Internal, "%s", refusal)
 		}
 		c.fail(id, f)

@@ -273,7 +273,7 @@ func (c *Core) notice(now kv.Instant, p *peer, n session.Notice[call]) {
 			p.dialect = unknown // the next connection asks again
 		}
 	case session.Reply:
-		c.reply(now, p, n.Ref, n.Msg)
+		c.reply(now, n.Ref, n.Msg)
 	case session.Asked:
 		c.endedAsk(now, p, n.Msg.(*msg.Ended))
 		c.flush(p)
@@ -306,7 +306,7 @@ func (c *Core) notice(now kv.Instant, p *peer, n session.Notice[call]) {
 	c.touchPeer(p)
 }
 
-func (c *Core) reply(now kv.Instant, p *peer, of call, m msg.Message) {
+func (c *Core) reply(now kv.Instant, of call, m msg.Message) {
 	r := of.req
 	if r == nil {
 		return // of a cancel after ready

@@ -151,7 +151,7 @@ func (s *stream) next() (openai.Event, error) {
 	if s.idle != nil {
 		s.idle.Stop()
 	}
-	if err == io.EOF {
+	if errors.Is(err, io.EOF) {
 		err = io.ErrUnexpectedEOF
 	}
 	return e, err

@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"sync"
 	"time"
@@ -67,7 +68,8 @@ func (p *Proxy) serveModels(w http.ResponseWriter, r *http.Request) {
 			p.answer(w, http.StatusOK, doc)
 			return
 		}
-		if status, ok := err.(*engineStatus); ok && status.api.Status < 500 {
+		var status *engineStatus
+		if errors.As(err, &status) && status.api.Status < 500 {
 			answer = status.api
 			break
 		}

@@ -346,7 +346,7 @@ func (h *history) request() error {
 	got, err := h.l.Request(h.ids, s, need)
 	admitted, busy := h.m.request(h.ids, s, need, int(h.ids))
 	if got != admitted || (err != nil) != busy {
-		return fmt.Errorf("Request(%d, %d, %d) = %v, %v; should be %v, busy %v", h.ids, s, need, got, err, admitted, busy)
+		return fmt.Errorf("Request(%d, %d, %d) = %v, %w; should be %v, busy %v", h.ids, s, need, got, err, admitted, busy)
 	}
 	if got {
 		h.out = append(h.out, need)
@@ -354,7 +354,7 @@ func (h *history) request() error {
 	if !got && err == nil {
 		h.reached["waits"]++
 		if again, err := h.l.Request(h.ids, s, need); again || err != nil {
-			return fmt.Errorf("repeated Request(%d) = %v, %v", h.ids, again, err)
+			return fmt.Errorf("repeated Request(%d) = %v, %w", h.ids, again, err)
 		}
 	}
 	return nil
