@@ -24,7 +24,7 @@ func (l *Ledger) Check() error {
 			return fmt.Errorf("%w, in the line of sender %d", err, l.lines[ln].sender)
 		}
 		waiting, lines = waiting+n, lines+1
-		turn := l.turns.nodes[ln].weight
+		turn := l.lines[ln].turn
 		if lines > 1 && turn < before {
 			return fmt.Errorf("6: a turn in round %d after one in round %d", turn, before)
 		}
@@ -56,14 +56,14 @@ func (l *Ledger) checkLine(ln int32) (n int, err error) {
 	for i := p.queue.head; i != 0; i = l.reqs.next(i) {
 		in := l.infos[i]
 		need := l.need(i)
-		if in.line != ln || l.ids.get(in.id) != i || in.arrival <= arrival || need < 1 || need > l.cfg.Capacity {
-			return 0, fmt.Errorf("2: request %d: %+v needs %d, after arrival %d", in.id, in, need, arrival)
+		if in.line != ln || l.ids.get(l.ids.key(i)) != i || in.arrival <= arrival || need < 1 || need > l.cfg.Capacity {
+			return 0, fmt.Errorf("2: request %d: %+v needs %d, after arrival %d", l.ids.key(i), in, need, arrival)
 		}
 		if front == 0 && need <= l.Reach() {
 			front = i
 		}
 		if w := l.reqs.nodes[i].weight; w < 0 {
-			return 0, fmt.Errorf("5: request %d has weight %d", in.id, w)
+			return 0, fmt.Errorf("5: request %d has weight %d", l.ids.key(i), w)
 		}
 		arrival = in.arrival
 		chunks += need

@@ -52,17 +52,18 @@ func scatter(x uint64) uint64 {
 	return x ^ x>>31
 }
 
-// reset prepares a node for insert.
-func (f *forest) reset(i int32, lo, hi int32, weight int64) {
+// reset prepares a node for insert, with no weight.
+func (f *forest) reset(i int32, lo, hi int32) {
 	n := &f.nodes[i]
 	n.left, n.right, n.up = 0, 0, 0
-	n.lo, n.hi, n.weight = lo, hi, weight
+	n.lo, n.hi, n.weight = lo, hi, 0
 	n.before, n.after = nothing, nothing
 }
 
 // all sums up the subtree of node i; that of node 0 is nothing.
-func (f *forest) all(i int32) summary {
-	n := &f.nodes[i]
+func (f *forest) all(i int32) summary { return f.nodes[i].all() }
+
+func (n *node) all() summary {
 	return summary{
 		min: min(n.lo, n.before.min, n.after.min),
 		max: max(n.hi, n.before.max, n.after.max),
@@ -70,23 +71,23 @@ func (f *forest) all(i int32) summary {
 	}
 }
 
-// tell tells the parent of node i what is in its subtree, and returns the parent
-// if that was news to it, else 0.
-func (f *forest) tell(i int32) int32 {
-	p := f.nodes[i].up
-	if p == 0 {
-		return 0
-	}
-	n := &f.nodes[p]
-	side := &n.after
-	if n.left == i {
-		side = &n.before
-	}
-	if s := f.all(i); s != *side {
+// tell tells the nodes above node i what is in their subtrees, up to the first to
+// which that is no news.
+func (f *forest) tell(i int32) {
+	ns := f.nodes
+	s := ns[i].all()
+	for p := ns[i].up; p != 0; i, p = p, ns[p].up {
+		n := &ns[p]
+		side := &n.after
+		if n.left == i {
+			side = &n.before
+		}
+		if *side == s {
+			return
+		}
 		*side = s
-		return p
+		s = n.all()
 	}
-	return 0
 }
 
 // insert puts node i before node at, or at the end when at is 0.
@@ -112,9 +113,7 @@ func (f *forest) insert(q *sequence, at, i int32) {
 	for p := ns[i].up; p != 0 && ns[p].rank < ns[i].rank; p = ns[i].up {
 		f.raise(q, i)
 	}
-	for i != 0 {
-		i = f.tell(i)
-	}
+	f.tell(i)
 }
 
 // raise rotates a node above its parent; the parent above must still be told.
@@ -127,15 +126,16 @@ func (f *forest) raise(q *sequence, i int32) {
 		c = ns[i].right
 		ns[p].left, ns[p].before = c, ns[i].after
 		ns[i].right, ns[p].up = p, i
+		ns[i].after = ns[p].all()
 	} else {
 		c = ns[i].left
 		ns[p].right, ns[p].after = c, ns[i].before
 		ns[i].left, ns[p].up = p, i
+		ns[i].before = ns[p].all()
 	}
 	if c != 0 {
 		ns[c].up = p
 	}
-	f.tell(p)
 }
 
 // replace hangs node i where node p hangs.
@@ -155,35 +155,45 @@ func (f *forest) replace(q *sequence, p, i int32) {
 	}
 }
 
-// remove takes node i out of its sequence; its weight goes with it.
+// remove takes node i out of its sequence; its weight goes to the node before it,
+// so that no other's suffix changes.
 func (f *forest) remove(q *sequence, i int32) {
 	ns := f.nodes
+	f.pass(i, ns[i].weight)
 	if i == q.head {
 		q.head = f.next(i)
 	}
 	if i == q.tail {
 		q.tail = f.prev(i)
 	}
-	// Lower the node, by raising the child of the higher rank, until it has one
-	// child at most, which takes its place.
-	for ns[i].left != 0 && ns[i].right != 0 {
-		c := ns[i].left
-		if ns[ns[i].right].rank > ns[c].rank {
-			c = ns[i].right
-		}
-		f.raise(q, c)
-	}
-	c, p := ns[i].left+ns[i].right, ns[i].up // one of the two is 0
+	c, p := f.join(ns[i].left, ns[i].right), ns[i].up
 	side := &ns[p].after
 	if ns[p].left == i {
 		side = &ns[p].before
 	}
 	f.replace(q, i, c)
-	if p != 0 {
-		*side = f.all(c)
+	if s := ns[c].all(); p != 0 && s != *side {
+		*side = s
+		f.tell(p)
 	}
-	for p != 0 {
-		p = f.tell(p)
+}
+
+// join makes one tree of two, a before b, and returns its root.
+func (f *forest) join(a, b int32) int32 {
+	ns := f.nodes
+	switch {
+	case a == 0:
+		return b
+	case b == 0:
+		return a
+	case ns[a].rank > ns[b].rank:
+		c := f.join(ns[a].right, b)
+		ns[a].right, ns[a].after, ns[c].up = c, ns[c].all(), a
+		return a
+	default:
+		c := f.join(a, ns[b].left)
+		ns[b].left, ns[b].before, ns[c].up = c, ns[c].all(), b
+		return b
 	}
 }
 
@@ -206,23 +216,6 @@ func (f *forest) first(q sequence, limit int64) int32 {
 		}
 	}
 	return 0
-}
-
-// firstAbove returns the first node with a weight above w, in a sequence that is
-// ordered by weight.
-func (f *forest) firstAbove(q sequence, w int64) (found int32) {
-	ns := f.nodes
-	if ns[q.tail].weight <= w {
-		return 0
-	}
-	for i := q.root; i != 0; {
-		if ns[i].weight > w {
-			found, i = i, ns[i].left
-		} else {
-			i = ns[i].right
-		}
-	}
-	return found
 }
 
 // firstBelow returns the first node with a suffix sum below v, and that sum, in
@@ -276,15 +269,38 @@ func (f *forest) add(i int32, d int64) {
 	}
 }
 
-// setNeeds changes the needs of a node in place.
-func (f *forest) setNeeds(i int32, lo, hi int32) {
-	n := &f.nodes[i]
-	if n.lo == lo && n.hi == hi {
+// pass moves d of the weight of node i to the node before it: of all suffixes only
+// the one that begins at i becomes d less. The first node's goes nowhere.
+func (f *forest) pass(i int32, d int64) {
+	if d == 0 {
 		return
 	}
-	n.lo, n.hi = lo, hi
-	for i != 0 {
-		i = f.tell(i)
+	ns := f.nodes
+	n := &ns[i]
+	n.weight -= d
+	if p := n.left; p != 0 { // the one before is the last of the left subtree
+		n.before.sum += d
+		for ; ns[p].right != 0; p = ns[p].right {
+			ns[p].after.sum += d
+		}
+		ns[p].weight += d
+		return
+	}
+	for p := n.up; p != 0; i, p = p, ns[p].up {
+		if n = &ns[p]; n.right == i { // it is this one
+			n.after.sum -= d
+			n.weight += d
+			return
+		}
+		n.before.sum -= d
+	}
+}
+
+// setNeeds changes the needs of a node in place.
+func (f *forest) setNeeds(i int32, lo, hi int32) {
+	if n := &f.nodes[i]; n.lo != lo || n.hi != hi {
+		n.lo, n.hi = lo, hi
+		f.tell(i)
 	}
 }
 

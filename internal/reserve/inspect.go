@@ -78,7 +78,7 @@ type Line struct {
 func (l *Ledger) Lines(yield func(Line) bool) {
 	for ln := l.turns.seq.head; ln != 0; ln = l.turns.next(ln) {
 		p := &l.lines[ln]
-		oldest := l.infos[p.queue.head].id
+		oldest := l.ids.key(p.queue.head)
 		if !yield(Line{Sender: p.sender, Waiting: p.count, Chunks: p.chunks, Oldest: oldest}) {
 			return
 		}
@@ -88,8 +88,7 @@ func (l *Ledger) Lines(yield func(Line) bool) {
 // Clone returns an independent copy.
 func (l *Ledger) Clone() *Ledger {
 	c := *l
-	c.ids.entries = append([]entry(nil), l.ids.entries...)
-	c.known.entries = append([]entry(nil), l.known.entries...)
+	c.ids, c.known = l.ids.clone(), l.known.clone()
 	c.reqs.nodes = append([]node(nil), l.reqs.nodes...)
 	c.turns.nodes = append([]node(nil), l.turns.nodes...)
 	c.fronts.nodes = append([]node(nil), l.fronts.nodes...)
@@ -123,11 +122,11 @@ func (l *Ledger) Encode(b []byte, id func(uint64) uint64, sender func(Sender) ui
 		put(sender(p.sender))
 		rounds := int64(0)
 		if p.front != 0 {
-			rounds = max(0, l.turns.nodes[ln].weight-l.round)
+			rounds = max(0, p.turn-l.round)
 		}
 		put(uint64(rounds))
 		for i := p.queue.head; i != 0; i = l.reqs.next(i) {
-			put(id(l.infos[i].id))
+			put(id(l.ids.key(i)))
 			put(uint64(l.need(i)))
 			put(uint64(l.overtaken(i)))
 		}

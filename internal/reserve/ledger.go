@@ -89,7 +89,7 @@ type Ledger struct {
 	lines []line  // index 0 unused
 	known table   // sender → index in lines
 	idle  []int32 // lines not in use
-	turns lineup  // by the round of their turn, which is the weight
+	turns lineup  // by the round of their turn
 	// fronts holds the lines that have a front, most overtaken first. The suffix
 	// sum is by how many chunks the front was overtaken, others' included; those
 	// are added to the request itself when it ceases to be a front.
@@ -97,9 +97,8 @@ type Ledger struct {
 	scratch []int32
 }
 
-// info is what is known of a waiting request besides its need.
+// info is what is known of a waiting request besides its id and need.
 type info struct {
-	id      uint64
 	arrival uint64
 	line    int32
 }
@@ -110,6 +109,7 @@ type line struct {
 	sender Sender
 	queue  sequence // in reqs, in order of arrival
 	front  int32    // its oldest request that is not blocked, 0: none
+	turn   int64    // the round of its turn
 	count  int
 	chunks int64
 }
@@ -161,7 +161,7 @@ func (l *Ledger) Request(id uint64, s Sender, need int64) (admitted bool, err *f
 		return false, nil
 	}
 	i := l.push(id, s, need)
-	if l.pick() == i {
+	if need <= min(l.free, l.Reach()) && l.pick() == i {
 		l.admit(i)
 		return true, nil
 	}
@@ -182,7 +182,7 @@ func (l *Ledger) Next() (id uint64, ok bool) {
 	if i == 0 {
 		return 0, false
 	}
-	id = l.infos[i].id
+	id = l.ids.key(i)
 	l.admit(i)
 	return id, true
 }

@@ -125,8 +125,8 @@ func TestCheckCanFail(t *testing.T) {
 		{"1", func(l *Ledger) { l.quarantined = -1 }},
 		{"2", func(l *Ledger) { l.waiting++ }},
 		{"2", func(l *Ledger) { l.infos[l.ids.get(2)].arrival = 99 }},
-		{"2", func(l *Ledger) { l.ids.remove(3) }},
-		{"2", func(l *Ledger) { l.known.remove(2) }},
+		{"2", func(l *Ledger) { l.ids.remove(l.ids.get(3)) }},
+		{"2", func(l *Ledger) { l.known.remove(l.known.get(2)) }},
 		{"3", func(l *Ledger) { l.reqs.nodes[l.lines[1].queue.root].before.sum++ }},
 		{"3", func(l *Ledger) { l.turns.nodes[l.turns.seq.root].up = 7 }},
 		{"3", func(l *Ledger) { l.lines[1].chunks++ }},
@@ -135,7 +135,7 @@ func TestCheckCanFail(t *testing.T) {
 		{"5", func(l *Ledger) { l.reqs.add(l.ids.get(2), -9) }},
 		{"5", func(l *Ledger) { l.fronts.add(l.fronts.seq.root, 99) }},
 		{"6", func(l *Ledger) { l.round -= 99 }},
-		{"6", func(l *Ledger) { l.turns.add(l.turns.seq.tail, -9) }},
+		{"6", func(l *Ledger) { l.lines[l.turns.seq.tail].turn -= 9 }},
 	} {
 		l := New(Config{Capacity: 10, Bypass: 5, MaxWaiting: 10})
 		l.Request(1, 1, 8)
@@ -154,20 +154,27 @@ func TestCheckCanFail(t *testing.T) {
 }
 
 // TestTable compares the hash table with a map, in a small range of keys so that
-// probes run into each other and across the end.
+// chains are long.
 func TestTable(t *testing.T) {
 	rng := rand.New(rand.NewSource(1))
 	var tab table
+	var free []int32
+	for i := range 24 {
+		free = append(free, int32(i+1))
+	}
 	want := map[uint64]int32{}
 	for range 50_000 {
-		key := uint64(rng.Intn(90)) // of which some share a home
+		key := uint64(rng.Intn(90))
 		switch _, ok := want[key]; {
 		case !ok && len(want) < 24:
-			want[key] = 1 + rng.Int31n(1000)
-			tab.put(key, want[key])
+			n := rng.Intn(len(free))
+			want[key] = free[n]
+			tab.put(key, free[n])
+			free = append(free[:n], free[n+1:]...)
 		case ok:
+			tab.remove(want[key])
+			free = append(free, want[key])
 			delete(want, key)
-			tab.remove(key)
 		}
 		key = uint64(rng.Intn(90))
 		if tab.get(key) != want[key] || tab.used != len(want) {
@@ -181,6 +188,7 @@ func TestForest(t *testing.T) {
 	rng := rand.New(rand.NewSource(2))
 	f, q := newForest(), sequence{}
 	var list, spare []int32
+	weights := map[int32]int64{}
 	for step := range 5_000 {
 		if n := rng.Intn(len(list) + 1); n == len(list) || rng.Intn(64) > len(list) {
 			if len(spare) == 0 {
@@ -188,30 +196,44 @@ func TestForest(t *testing.T) {
 			}
 			i := spare[len(spare)-1]
 			spare = spare[:len(spare)-1]
-			f.reset(i, rng.Int31n(50), 50+rng.Int31n(50), rng.Int63n(9))
+			f.reset(i, rng.Int31n(50), 50+rng.Int31n(50))
 			at := int32(0)
 			if n < len(list) {
 				at = list[n]
 			}
 			f.insert(&q, at, i)
+			weights[i] = 0
 			list = append(list[:n], append([]int32{i}, list[n:]...)...)
 		} else {
+			w := f.nodes[list[n]].weight
 			f.remove(&q, list[n])
+			if n > 0 {
+				weights[list[n-1]] += w
+			}
 			spare = append(spare, list[n])
 			list = append(list[:n], list[n+1:]...)
 		}
 		if len(list) > 0 {
 			i := list[rng.Intn(len(list))]
-			f.add(i, rng.Int63n(3))
+			d := rng.Int63n(3)
+			f.add(i, d)
+			weights[i] += d
+			n := rng.Intn(len(list))
+			d = rng.Int63n(1 + weights[list[n]])
+			f.pass(list[n], d)
+			weights[list[n]] -= d
+			if n > 0 {
+				weights[list[n-1]] += d
+			}
 			f.setNeeds(list[rng.Intn(len(list))], rng.Int31n(50), 50+rng.Int31n(50))
 		}
-		if err := compareForest(&f, q, list, rng.Int63n(100), rng.Int63n(200)); err != nil {
+		if err := compareForest(&f, q, list, weights, rng.Int63n(100), rng.Int63n(200)); err != nil {
 			t.Fatalf("step %d: %v", step, err)
 		}
 	}
 }
 
-func compareForest(f *forest, q sequence, list []int32, limit, v int64) error {
+func compareForest(f *forest, q sequence, list []int32, weights map[int32]int64, limit, v int64) error {
 	if err := f.check(q); err != nil {
 		return err
 	}
@@ -234,7 +256,7 @@ func compareForest(f *forest, q sequence, list []int32, limit, v int64) error {
 		return fmt.Errorf("node %d is not the last", prev)
 	}
 	for n := len(list) - 1; n >= 0; n-- {
-		suffix += f.nodes[list[n]].weight
+		suffix += weights[list[n]]
 		if got := f.suffix(q, list[n]); got != suffix {
 			return fmt.Errorf("suffix of node %d is %d, should be %d", list[n], got, suffix)
 		}

@@ -48,9 +48,9 @@ func (l *Ledger) push(id uint64, s Sender, need int64) int32 {
 		l.infos = append(l.infos, info{})
 	}
 	l.arrived++
-	l.infos[i] = info{id: id, arrival: l.arrived, line: ln}
+	l.infos[i] = info{arrival: l.arrived, line: ln}
 	l.ids.put(id, i)
-	l.reqs.reset(i, int32(need), int32(need), 0)
+	l.reqs.reset(i, int32(need), int32(need))
 	p := &l.lines[ln]
 	l.reqs.insert(&p.queue, 0, i)
 	p.count++
@@ -69,7 +69,7 @@ func (l *Ledger) push(id uint64, s Sender, need int64) int32 {
 func (l *Ledger) admit(i int32) {
 	ln, need := l.infos[i].line, l.need(i)
 	l.free -= need
-	l.round = max(l.round, l.turns.nodes[ln].weight)
+	l.round = max(l.round, l.lines[ln].turn)
 	if i == l.lines[ln].front {
 		l.fronts.add(l.fronts.prev(ln), need)
 		l.unsetFront(ln)
@@ -102,11 +102,11 @@ func (l *Ledger) drop(i int32) {
 func (l *Ledger) take(i int32, passing int64) {
 	ln := l.infos[i].line
 	p := &l.lines[ln]
-	l.reqs.add(l.reqs.prev(i), passing+l.reqs.nodes[i].weight)
+	l.reqs.add(l.reqs.prev(i), passing)
 	l.reqs.remove(&p.queue, i)
 	p.count--
 	p.chunks -= l.need(i)
-	l.ids.remove(l.infos[i].id)
+	l.ids.remove(i)
 	l.spare = append(l.spare, i)
 	l.waiting--
 	if p.queue.root == 0 {
@@ -147,13 +147,9 @@ func (l *Ledger) setFront(ln int32, saved int64) {
 	}
 	overtaken := min(l.reqs.suffix(p.queue, p.front), l.cfg.Bypass)
 	at, sum := l.fronts.firstBelow(l.fronts.seq, overtaken)
-	l.fronts.reset(ln, 0, 0, overtaken-sum)
-	before := l.fronts.seq.tail
-	if at != 0 {
-		before = l.fronts.prev(at)
-	}
-	l.fronts.add(before, sum-overtaken)
+	l.fronts.reset(ln, 0, 0)
 	l.fronts.insert(&l.fronts.seq, at, ln)
+	l.fronts.pass(ln, sum-overtaken)
 	l.setTurn(ln, l.round+max(0, l.need(p.front)-saved))
 }
 
@@ -162,7 +158,6 @@ func (l *Ledger) setFront(ln int32, saved int64) {
 func (l *Ledger) unsetFront(ln int32) {
 	p := &l.lines[ln]
 	l.reqs.add(p.front, l.pending(ln))
-	l.fronts.add(l.fronts.prev(ln), l.fronts.nodes[ln].weight)
 	l.fronts.remove(&l.fronts.seq, ln)
 	p.front = 0
 }
@@ -176,7 +171,7 @@ func (l *Ledger) pending(ln int32) int64 {
 
 // saved returns the chunks that a line with a front has saved for it.
 func (l *Ledger) saved(ln int32) int64 {
-	return l.need(l.lines[ln].front) - max(0, l.turns.nodes[ln].weight-l.round)
+	return l.need(l.lines[ln].front) - max(0, l.lines[ln].turn-l.round)
 }
 
 // setTurn measures a line and moves it to the end of those that have their turn
@@ -184,8 +179,25 @@ func (l *Ledger) saved(ln int32) int64 {
 func (l *Ledger) setTurn(ln int32, round int64) {
 	l.turns.remove(&l.turns.seq, ln)
 	needs := l.reqs.all(l.lines[ln].queue.root)
-	l.turns.reset(ln, needs.min, needs.max, round)
-	l.turns.insert(&l.turns.seq, l.turns.firstAbove(l.turns.seq, round), ln)
+	l.turns.reset(ln, needs.min, needs.max)
+	l.insertTurn(ln, round)
+}
+
+// insertTurn puts a line after all that have their turn in that round, or before
+// it.
+func (l *Ledger) insertTurn(ln int32, round int64) {
+	l.lines[ln].turn = round
+	after := int32(0)
+	if t := l.turns.seq.tail; t != 0 && l.lines[t].turn > round {
+		for i := l.turns.seq.root; i != 0; {
+			if l.lines[i].turn > round {
+				after, i = i, l.turns.nodes[i].left
+			} else {
+				i = l.turns.nodes[i].right
+			}
+		}
+	}
+	l.turns.insert(&l.turns.seq, after, ln)
 }
 
 // measure tells turns the smallest and the largest need in a line.
@@ -205,13 +217,13 @@ func (l *Ledger) openLine(s Sender) int32 {
 	}
 	l.lines[ln] = line{sender: s}
 	l.known.put(uint64(s), ln)
-	l.turns.reset(ln, 0, 0, l.round)
-	l.turns.insert(&l.turns.seq, l.turns.firstAbove(l.turns.seq, l.round), ln)
+	l.turns.reset(ln, 0, 0)
+	l.insertTurn(ln, l.round)
 	return ln
 }
 
 func (l *Ledger) closeLine(ln int32) {
 	l.turns.remove(&l.turns.seq, ln)
-	l.known.remove(uint64(l.lines[ln].sender))
+	l.known.remove(ln)
 	l.idle = append(l.idle, ln)
 }

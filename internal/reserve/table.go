@@ -1,70 +1,86 @@
 package reserve
 
-import "github.com/berthkv/berth/internal/invariant"
+import (
+	"slices"
 
-// table finds a slab index (never 0) by a caller's number: a hash table with
-// linear probing that moves entries back on deletion, so that it never fills
-// with tombstones and, once grown, never allocates. Numbers come from counters, so
-// neighbours live at the same time; groups of eight are kept together in memory.
+	"github.com/berthkv/berth/internal/invariant"
+)
+
+// table finds a slab index (never 0) by a caller's number: a hash table whose
+// chains are links between the indices, so that it is small, removal moves
+// nothing, and once grown it never allocates. Numbers come from counters, so
+// neighbours live at the same time; chains of sixteen are neighbours in memory.
 type table struct {
-	entries []entry // length 0 or a power of two, at most half full
-	used    int
+	heads []int32 // length 0 or a power of two, at least used; 0: empty
+	links []link  // by slab index
+	used  int
 }
 
-type entry struct {
-	key uint64
-	val int32 // 0: empty
+type link struct {
+	key  uint64
+	next int32 // in the chain; 0: none
 }
 
-// home is where the search for key begins.
-func home(key uint64) uint64 { return scatter(key>>3)<<3 | key&7 }
-
-// find returns the position of key, or of the hole where it would go.
-func (t *table) find(key uint64) uint64 {
-	mask := uint64(len(t.entries) - 1)
-	i := home(key) & mask
-	for t.entries[i].val != 0 && t.entries[i].key != key {
-		i = (i + 1) & mask
-	}
-	return i
+// head returns where the chain of key begins.
+func (t *table) head(key uint64) *int32 {
+	return &t.heads[(scatter(key>>4)<<4|key&15)&uint64(len(t.heads)-1)]
 }
 
-// get returns the value of key, 0 if there is none.
+// get returns the index of key, 0 if there is none.
 func (t *table) get(key uint64) int32 {
 	if t.used == 0 {
 		return 0
 	}
-	return t.entries[t.find(key)].val
+	i := *t.head(key)
+	for i != 0 && t.links[i].key != key {
+		i = t.links[i].next
+	}
+	return i
 }
 
+// key returns the key of an index that is in the table.
+func (t *table) key(i int32) uint64 { return t.links[i].key }
+
 // put adds a key that is not in the table.
-func (t *table) put(key uint64, val int32) {
-	if 2*(t.used+1) > len(t.entries) {
-		old := t.entries
-		t.entries = make([]entry, max(16, 2*len(old)))
-		for _, e := range old {
-			if e.val != 0 {
-				t.entries[t.find(e.key)] = e
-			}
-		}
+func (t *table) put(key uint64, i int32) {
+	if invariant.Enabled {
+		invariant.Assert(t.get(key) == 0, "a key is put twice")
 	}
-	i := t.find(key)
-	invariant.Assert(t.entries[i].val == 0, "a key is put twice")
-	t.entries[i] = entry{key, val}
+	if t.used == len(t.heads) {
+		t.grow()
+	}
+	for int(i) >= len(t.links) {
+		t.links = append(t.links, link{})
+	}
+	h := t.head(key)
+	t.links[i], *h = link{key, *h}, i
 	t.used++
 }
 
-// remove takes out a key that is in the table.
-func (t *table) remove(key uint64) {
-	mask := uint64(len(t.entries) - 1)
-	hole := t.find(key)
-	invariant.Assert(t.entries[hole].val != 0, "a key is removed that is not there")
-	t.used--
-	for i := (hole + 1) & mask; t.entries[i].val != 0; i = (i + 1) & mask {
-		// An entry may move back to the hole unless its home lies after it.
-		if (i-home(t.entries[i].key))&mask >= (i-hole)&mask {
-			t.entries[hole], hole = t.entries[i], i
+func (t *table) grow() {
+	old := t.heads
+	t.heads = make([]int32, max(16, 2*len(old)))
+	for _, i := range old {
+		for i != 0 {
+			l := &t.links[i]
+			h, next := t.head(l.key), l.next
+			l.next, *h = *h, i
+			i = next
 		}
 	}
-	t.entries[hole] = entry{}
+}
+
+// remove takes out an index that is in the table.
+func (t *table) remove(i int32) {
+	at := t.head(t.links[i].key)
+	for *at != i {
+		invariant.Assert(*at != 0, "an index is removed that is not there")
+		at = &t.links[*at].next
+	}
+	*at = t.links[i].next
+	t.used--
+}
+
+func (t *table) clone() table {
+	return table{heads: slices.Clone(t.heads), links: slices.Clone(t.links), used: t.used}
 }

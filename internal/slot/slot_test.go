@@ -375,3 +375,51 @@ func BenchmarkLife(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkMove is each move of one slot alone, round a whole pool.
+func BenchmarkMove(b *testing.B) {
+	const n = 100_000
+	type move struct {
+		name string
+		do   func(p *Pool, s kv.SlotID) error
+	}
+	moves := []move{
+		{"grant", func(p *Pool, _ kv.SlotID) error { _, err := p.Grant(7, 0); return err }},
+		{"land", func(p *Pool, s kv.SlotID) error { return p.Land(s, 7) }},
+		{"commit", func(p *Pool, s kv.SlotID) error { return p.Commit(s, 7) }},
+		{"let go", func(p *Pool, s kv.SlotID) error { return p.LetGo(s, 7, Writer) }},
+		{"claim", func(p *Pool, s kv.SlotID) error { return p.Claim(s, 7) }},
+		{"release", func(p *Pool, s kv.SlotID) error { return p.Release(s, 7) }},
+	}
+	for i, m := range moves {
+		b.Run(fmt.Sprintf("%s/slots=%d", m.name, n), func(b *testing.B) {
+			p := New(n)
+			all := func(moves []move) {
+				for _, m := range moves {
+					for s := range kv.SlotID(n) {
+						if err := m.do(p, s); err != nil {
+							b.Fatal(err)
+						}
+					}
+				}
+			}
+			_ = p.Reserve(n)
+			all(moves[:i])
+			b.ReportAllocs()
+			b.ResetTimer()
+			for at := range b.N {
+				s := kv.SlotID(at % n)
+				if err := m.do(p, s); err != nil {
+					b.Fatal(err)
+				}
+				if s == n-1 {
+					b.StopTimer()
+					all(moves[i+1:])
+					_ = p.Reserve(n)
+					all(moves[:i])
+					b.StartTimer()
+				}
+			}
+		})
+	}
+}
