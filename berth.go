@@ -230,6 +230,9 @@ func (a *Agent) sending(deps *node.Deps, inc kv.Incarnation, secret kv.Secret) (
 			}
 			oc.LegacyLink = name
 		}
+		if cfg.Decorate != nil {
+			s = cfg.Decorate(s)
+		}
 		a.undo.add(s.Close)
 		deps.Senders[name] = s
 		caps := s.Caps()

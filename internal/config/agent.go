@@ -1,6 +1,9 @@
 package config
 
-import "github.com/berthkv/berth/internal/kv"
+import (
+	"github.com/berthkv/berth/internal/kv"
+	"github.com/berthkv/berth/internal/link"
+)
 
 // Version is the build's version, set by the linker.
 var Version = "unknown"
@@ -67,6 +70,10 @@ type Agent struct {
 	Shape    []int64 // of a full chunk
 	Capacity int     // slots of each pool
 	Notes    []string
+
+	// Decorate, if set, wraps the sending half of each link, to measure or test
+	// with a slow or faulty one. No option sets it.
+	Decorate func(link.Sender) link.Sender
 
 	from map[string]string // option → where its value came from
 }
