@@ -31,8 +31,8 @@ func main() {
 	os.Exit(run(ctx, os.Args[1:]))
 }
 
-// run executes a command line and returns the exit code.
-func run(ctx context.Context, args []string) int {
+// rootCommand is the whole command line.
+func rootCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "berth",
 		Short:         "KV-cache transfer for disaggregated LLM serving",
@@ -46,8 +46,14 @@ func run(ctx context.Context, args []string) int {
 		Args: noArgs,
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(agentCommand(), proxyCommand(), engineCommand(), demoCommand(),
+	root.AddCommand(agentCommand(), proxyCommand(), engineCommand(), demoCommand(), benchCommand(),
 		configCommand(), statusCommand(), drainCommand(), cancelCommand(), versionCommand())
+	return root
+}
+
+// run executes a command line and returns the exit code.
+func run(ctx context.Context, args []string) int {
+	root := rootCommand()
 	root.SetArgs(args)
 	err := root.ExecuteContext(ctx)
 	if err == nil {

@@ -137,9 +137,16 @@ var layers = []layer{
 		std:      []ban{noSurface, noUnsafe},
 	},
 	{
+		name:     "measurement",
+		packages: []string{"internal/bench"},
+		imports:  []string{"vocabulary", "core", "codec", "contract", "adapter", "surface", "root", "internal/link/faultlink"},
+		why:      "what is measured is the product: start agents and proxies through the root package or the binary; only load, ledgers and links by themselves are its own",
+		std:      []ban{noSurface, noUnsafe},
+	},
+	{
 		name:     "command",
 		packages: []string{"cmd/berth"},
-		imports:  []string{"vocabulary", "shell", "surface", "root"},
+		imports:  []string{"vocabulary", "shell", "surface", "root", "measurement"},
 		why:      "the command speaks to an agent through client and starts one through the root package",
 		std:      []ban{noUnsafe},
 	},

@@ -35,6 +35,7 @@ var fixtureTable = func() []layer {
 		"shell":         {"shell"},
 		"surface":       {"surface", "ghost"},
 		"root":          {"."},
+		"measurement":   {"bench"},
 		"command":       {"cmd"},
 		"test helper":   {"helper", "surface"},
 	}

@@ -1,0 +1,146 @@
+package bench
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/berthkv/berth"
+)
+
+// Machine is where a report was made.
+type Machine struct {
+	CPU     string  `json:"cpu"`
+	Cores   int     `json:"cores"`
+	Memory  int64   `json:"memory_bytes"`
+	Kernel  string  `json:"kernel"`
+	Go      string  `json:"go"`
+	Berth   string  `json:"berth"`
+	Race    bool    `json:"race_detector"`
+	Busy    float64 `json:"busy_cores_before"` // cores that others used in the half second before
+	During  float64 `json:"busy_cores_during"` // and while it ran
+	Started string  `json:"started"`
+}
+
+func (m Machine) String() string {
+	return fmt.Sprintf("%s, %d cores, %.0f GiB, Linux %s, %s, berth %s; others used %.2f cores before the run and %.2f during it",
+		m.CPU, m.Cores, float64(m.Memory)/(1<<30), m.Kernel, m.Go, m.Berth, m.Busy, m.During)
+}
+
+// busyLimit is the share of the machine that something else may use.
+const busyLimit = 0.1
+
+// machine describes this machine, and errs when a comparison on it would mean
+// nothing, unless anyway is set: then the notes say why.
+func machine(anyway bool) (m Machine, notes []string, err error) {
+	m = Machine{Cores: runtime.NumCPU(), Go: runtime.Version(), Berth: berth.Version(), Race: raceBuild,
+		CPU: field("/proc/cpuinfo", "model name"), Started: time.Now().UTC().Format(time.RFC3339)}
+	if kib, err := strconv.ParseInt(strings.TrimSuffix(field("/proc/meminfo", "MemTotal"), " kB"), 10, 64); err == nil {
+		m.Memory = kib << 10
+	}
+	var u unix.Utsname
+	if unix.Uname(&u) == nil {
+		m.Kernel = unix.ByteSliceToString(u.Release[:])
+	}
+	if m.Busy, err = busy(500 * time.Millisecond); err != nil {
+		return m, nil, err
+	}
+	notes = m.doubts()
+	if len(notes) > 0 && !anyway {
+		return m, nil, errors.New(strings.Join(notes, "; ") + " (--anyway measures all the same, and says so)")
+	}
+	return m, notes, nil
+}
+
+// doubts are the reasons why a comparison would mean little.
+func (m Machine) doubts() (notes []string) {
+	if m.Race {
+		notes = append(notes, "this build has the race detector: its figures compare with nothing")
+	}
+	if m.Busy > busyLimit*float64(m.Cores) {
+		notes = append(notes, fmt.Sprintf("something else used %.2f of %d cores before the run: read ratios, not figures", m.Busy, m.Cores))
+	}
+	return notes
+}
+
+// field returns the value of the first line of a /proc file that has the name.
+func field(path, name string) string {
+	b, _ := os.ReadFile(path)
+	for line := range strings.Lines(string(b)) {
+		if k, v, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(k) == name {
+			return strings.TrimSpace(v)
+		}
+	}
+	return "unknown"
+}
+
+// busy returns how many cores were in use during d.
+func busy(d time.Duration) (float64, error) {
+	before, err := cpuTicks()
+	if err != nil {
+		return 0, err
+	}
+	start := time.Now()
+	time.Sleep(d)
+	after, err := cpuTicks()
+	return float64(after-before) / ticks / time.Since(start).Seconds(), err
+}
+
+// ticks is USER_HZ, the unit of CPU times in /proc: 100 on every Linux that Go
+// runs on.
+const ticks = 100
+
+// cpuTicks returns the time that all cores have been in use, steal included.
+func cpuTicks() (int64, error) {
+	b, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return 0, err
+	}
+	line, _, _ := strings.Cut(string(b), "\n")
+	f := strings.Fields(line) // cpu user nice system idle iowait irq softirq steal
+	if len(f) < 9 {
+		return 0, fmt.Errorf("/proc/stat begins with %q", line)
+	}
+	sum := int64(0)
+	for _, i := range []int{1, 2, 3, 6, 7, 8} {
+		n, err := strconv.ParseInt(f[i], 10, 64)
+		if err != nil {
+			return 0, err
+		}
+		sum += n
+	}
+	return sum, nil
+}
+
+// usage is what the live threads of a process have used so far; threads of Go
+// programs seldom end.
+type usage struct {
+	cpu      time.Duration
+	own      int64 // bytes of resident memory that are no shared mapping (a pool is one)
+	switches int64 // voluntary context switches: wake-ups
+}
+
+func usageOf(pid int) (u usage, err error) {
+	dir := fmt.Sprintf("/proc/%d", pid)
+	for _, name := range []string{"RssAnon", "RssFile"} { // RssFile is the program itself; memfds are RssShmem
+		n, _ := strconv.ParseInt(strings.TrimSuffix(field(dir+"/status", name), " kB"), 10, 64)
+		u.own += n << 10
+	}
+	tasks, err := os.ReadDir(dir + "/task")
+	for _, t := range tasks {
+		task := dir + "/task/" + t.Name()
+		n, _ := strconv.ParseInt(field(task+"/status", "voluntary_ctxt_switches"), 10, 64)
+		u.switches += n
+		b, _ := os.ReadFile(task + "/schedstat") // a thread that has just ended counts nothing
+		spent, _, _ := strings.Cut(string(b), " ")
+		n, _ = strconv.ParseInt(spent, 10, 64)
+		u.cpu += time.Duration(n)
+	}
+	return u, err
+}
