@@ -125,7 +125,7 @@ func (r *run) python(name string, args ...string) (*child, error) {
 	if _, err := os.Stat(path); err != nil {
 		return nil, fmt.Errorf("no Python for the reference (--python, BERTH_LMCACHE_PYTHON; make lmcache installs one with LMCache in it): %w", err)
 	}
-	script := filepath.Join(r.dir, "lmcache.py")
+	script := filepath.Join(r.dir, "reference.py") // not lmcache.py: that would be imported
 	if err := os.WriteFile(script, lmcachePy, 0o600); err != nil {
 		return nil, err
 	}
