@@ -2,6 +2,7 @@ package openai
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/tidwall/gjson"
 )
@@ -56,6 +57,13 @@ func ParseFirst(body []byte) (*First, error) {
 // Ended reports whether the first token ended the answer (end of text, a stop
 // string or token).
 func (f *First) Ended() bool { return f.Finish != "" && f.Finish != "length" }
+
+// half reports whether the token may be a part of a character only, or of several
+// that its text does not show: engines keep such a text back ("", or up to U+FFFD)
+// until the rest has come. Its text then belongs to the token that follows.
+func (f *First) half() bool {
+	return !f.Ended() && (f.Text == "" || strings.HasSuffix(f.Text, "\ufffd"))
+}
 
 // onlyChoice returns choices[0] of an answer or event that has just one.
 func onlyChoice(doc *Object) (*Object, error) {

@@ -125,16 +125,21 @@ func (r *Request) PrefillBody(prompt Tokens, spec *Spec) []byte {
 
 // DecodeBody returns the request of the second leg, which is always streamed:
 // the rest of an answer of limit tokens (0: to the end of the context) after its
-// first token. spec is nil if the engine must compute the prompt itself.
+// first token, which is generated once more if it is half a character. spec is
+// nil if the engine must compute the prompt itself.
 func (r *Request) DecodeBody(prompt Tokens, limit int64, s *Splice, spec *Spec) []byte {
-	o := r.leg(prompt.with(s.first.Token))
+	done := s.firstTokens()
+	if done > 0 {
+		prompt = prompt.with(s.first.Token)
+	}
+	o := r.leg(prompt)
 	if limit > 0 {
-		o.Set("max_tokens", strconv.FormatInt(limit-1, 10))
+		o.Set("max_tokens", strconv.FormatInt(limit-done, 10))
 	} else {
 		o.Set("max_tokens", "null")
 	}
 	if r.MinTokens > 0 {
-		o.Set("min_tokens", strconv.FormatInt(r.MinTokens-1, 10))
+		o.Set("min_tokens", strconv.FormatInt(r.MinTokens-done, 10))
 	}
 	o.Set("stream", "true")
 	if each := r.EachUsage || s.boundary.open(); each || r.Usage || !r.Stream {

@@ -18,6 +18,7 @@ type Splice struct {
 	first    *First
 	prompt   int64 // tokens of the prompt
 	boundary *boundary
+	again    bool // the first token is the decode engine's too
 	ended    bool // nothing more is to come
 
 	// The answer so far.
@@ -32,7 +33,12 @@ type Splice struct {
 
 // NewSplice begins an answer. limit is what Request.Limit returned.
 func NewSplice(req *Request, first *First, prompt Tokens, limit int64) *Splice {
-	s := &Splice{req: req, first: first, prompt: prompt.N, tokens: 1}
+	s := &Splice{req: req, first: first, prompt: prompt.N}
+	if s.again = first.half() && limit != 1; s.again {
+		s.boundary, _ = newBoundary(nil, false, "")
+		return s
+	}
+	s.tokens = 1
 	if first.HasToken {
 		s.ids = append(s.ids, strconv.FormatInt(first.Token, 10))
 	}
@@ -75,10 +81,12 @@ func (s *Splice) Head() [][]byte {
 	choice.Set("text", quote(s.text.String()))
 	doc := s.first.doc.clone()
 	doc.Delete("usage", "prompt_logprobs")
-	if u := s.first.doc.Get("usage"); s.req.EachUsage && u.IsObject() {
+	if u := s.first.doc.Get("usage"); s.req.EachUsage && u.IsObject() && !s.again {
 		doc.Set("usage", u.Raw)
 	}
-	if s.first.HasToken {
+	if s.again {
+		choice.Delete("token_ids")
+	} else if s.first.HasToken {
 		choice.Set("token_ids", "["+s.ids[0]+"]")
 	}
 	if s.req.Kind == Chat {
@@ -128,12 +136,12 @@ func (s *Splice) Next(data []byte) ([][]byte, error) {
 	}
 	told := false // this event tells usage
 	if u := doc.Get("usage"); u.IsObject() {
-		if s.usage, err = addUsage(s.first.doc.Get("usage"), u, s.prompt); err != nil {
+		if s.usage, err = s.addUsage(u); err != nil {
 			return nil, fmt.Errorf("usage: %w", err)
 		}
 		told = true
 		if n, ok := integer(u.Get("completion_tokens")); ok {
-			s.tokens = 1 + n
+			s.tokens = s.firstTokens() + n
 		}
 	}
 	if len(doc.Get("choices").Array()) == 0 {

@@ -17,12 +17,16 @@ import (
 
 // fakeEngine speaks vLLM's API for a model of one line: a token is a byte, the
 // next one is a function of all before it, and 0 is the end of text. Asked for
-// everything, it is the undivided engine that a proxied answer must equal.
+// everything, it is the undivided engine that a proxied answer must equal. As
+// in vLLM, the text of a character comes with its last byte; and where a prompt
+// ends within a character, the whole prompt comes with it.
 type fakeEngine struct {
 	t   testing.TB
 	srv *httptest.Server
 	// eos makes the model end a text of this many tokens (prompt included).
 	eos int
+	// accents has it write é too, which is two tokens.
+	accents bool
 
 	mu sync.Mutex
 	// before, if set, sees each request for tokens first; true: it has answered.
@@ -136,11 +140,36 @@ func (e *fakeEngine) next(tokens []int) int {
 	if e.eos > 0 && len(tokens) >= e.eos {
 		return 0
 	}
+	if last := len(tokens) - 1; last >= 0 && tokens[last] == 0xc3 {
+		return 0xa9 // é
+	}
 	h := 7
 	for _, t := range tokens {
 		h = (h*31 + t) % 1009
 	}
+	if e.accents && h%5 == 0 {
+		return 0xc3
+	}
 	return int("abcd"[h%4])
+}
+
+// textOf is the text that a token adds to the ids before it, of which the first
+// prompt ones were given.
+func textOf(before []int, prompt, tok int) string {
+	last := len(before) - 1
+	switch {
+	case tok == 0xc3:
+		return ""
+	case tok == 0xa9 && last >= prompt:
+		return "é"
+	case tok == 0xa9:
+		b := make([]byte, 0, len(before)+1)
+		for _, t := range append(before[:len(before):len(before)], tok) {
+			b = append(b, byte(t))
+		}
+		return string(b)
+	}
+	return string(rune(tok))
 }
 
 // generate returns the texts, ids, finish_reason and stop_reason of an answer.
@@ -158,14 +187,15 @@ func (e *fakeEngine) generate(prompt []int, body gjson.Result) (texts []string, 
 		if tok == 0 && len(ids) < minTokens {
 			tok = int('z')
 		}
+		said := textOf(all, len(prompt), tok)
 		all = append(all[:len(all):len(all)], tok)
 		ids = append(ids, tok)
 		if tok == 0 {
 			return append(texts, ""), ids, "stop", "null"
 		}
 		before := len(text)
-		text += string(rune(tok))
-		texts = append(texts, string(rune(tok)))
+		text += said
+		texts = append(texts, said)
 		if len(ids) <= minTokens {
 			continue
 		}

@@ -67,7 +67,7 @@ func TestAnswersEqual(t *testing.T) {
 	f := newFleet(t, 2, 2, true, nil)
 	single := newEngine(t)
 	for _, e := range append(f.prefills, append(f.decodes, single)...) {
-		e.eos = 60
+		e.eos, e.accents = 60, true
 	}
 	rng := rand.New(rand.NewPCG(3, 4))
 	direct := *f
