@@ -50,10 +50,14 @@ func bind(path string) (*net.UnixListener, error) {
 		if st.Mode().Type() != fs.ModeSocket {
 			return nil, errors.New("exists and is no socket")
 		}
-		// Whoever listens there has no lock file: not one of ours.
-		if c, err := net.DialTimeout("unix", path, time.Second); err == nil {
+		// Whoever listens there has no lock file: not one of ours. Only a refusal
+		// says that nobody does; one who is busy (EAGAIN: his backlog is full) lives.
+		switch c, err := net.DialTimeout("unix", path, time.Second); {
+		case err == nil:
 			c.Close()
 			return nil, errors.New("in use by a running process")
+		case !errors.Is(err, unix.ECONNREFUSED):
+			return nil, fmt.Errorf("in use, as it seems: %w", err)
 		}
 		if err := os.Remove(path); err != nil {
 			return nil, err
