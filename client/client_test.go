@@ -43,21 +43,21 @@ type fakeAgent struct {
 	hello            localapi.HelloAnswer
 	refuse           *fault.Error // of hello
 
-	mu   sync.Mutex
-	pid  int
-	seen chan localapi.Request
-	gone chan int
-	ups  chan kv.CallID
+	mu           sync.Mutex
+	pid, process int
+	seen         chan localapi.Request
+	gone         chan int
+	ups          chan kv.CallID
 }
 
 func (a *fakeAgent) Connected(_ kv.ConnID, cred localapi.Cred) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.pid = cred.PID
+	a.pid, a.process = cred.PID, cred.Process
 }
 func (a *fakeAgent) Hangup(call kv.CallID)  { a.ups <- call }
 func (a *fakeAgent) Disconnected(kv.ConnID) {}
-func (a *fakeAgent) ProcessGone(pid int)    { a.gone <- pid }
+func (a *fakeAgent) ProcessGone(n int)      { a.gone <- n }
 func (a *fakeAgent) Request(conn kv.ConnID, call kv.CallID, req localapi.Request) {
 	if h, ok := req.(*localapi.Hello); ok {
 		switch {

@@ -394,7 +394,7 @@ func TestProcessGone(t *testing.T) {
 		t.Error("its write is not seen")
 	}
 	a.mu.Lock()
-	pid := a.pid
+	pid, process := a.pid, a.process
 	a.mu.Unlock()
 	if pid != cmd.Process.Pid {
 		t.Errorf("pid %d, want %d", pid, cmd.Process.Pid)
@@ -412,8 +412,8 @@ func TestProcessGone(t *testing.T) {
 	}
 	select {
 	case got := <-a.gone:
-		if got != pid {
-			t.Errorf("%d is gone, want %d", got, pid)
+		if got != process {
+			t.Errorf("process %d is gone, want %d", got, process)
 		}
 	case <-time.After(patience):
 		t.Error("nobody hears of it")

@@ -13,7 +13,7 @@
 //
 // A connection that is lost is fenced when every process that got the pools under
 // its engine_id before the loss has exited: a process that comes later knows
-// nothing of what was handed out. One whose pid is not known counts as alive, so
+// nothing of what was handed out. One that is not known counts as alive, so
 // that only quarantine_sec ends its fences.
 package attach
 
@@ -81,12 +81,12 @@ type engine struct {
 	conns     int
 	fences    int
 	processes []process // by arrival
-	unseen    uint64    // arrival of its first process without a pid, 0: none
+	unseen    uint64    // arrival of its first process that is unknown, 0: none
 }
 
 // process got the pools under its engine's id and has not exited.
 type process struct {
-	pid     int
+	number  int
 	arrival uint64
 }
 
@@ -191,7 +191,7 @@ func (c *Core) hello(h Hello) {
 	case h.Process == 0 && e.unseen == 0:
 		e.unseen = c.arrived
 	case h.Process != 0 && !e.has(h.Process):
-		e.processes = append(e.processes, process{pid: h.Process, arrival: c.arrived})
+		e.processes = append(e.processes, process{number: h.Process, arrival: c.arrived})
 	}
 	c.actions = append(c.actions, Accept{Conn: h.Conn, Call: h.Call, WithPools: true})
 }
@@ -205,8 +205,8 @@ func (c *Core) engine(id string) *engine {
 	return nil
 }
 
-func (e *engine) has(pid int) bool {
-	return slices.ContainsFunc(e.processes, func(p process) bool { return p.pid == pid })
+func (e *engine) has(number int) bool {
+	return slices.ContainsFunc(e.processes, func(p process) bool { return p.number == number })
 }
 
 func (c *Core) lost(now kv.Instant, id kv.ConnID) {
@@ -226,9 +226,9 @@ func (c *Core) lost(now kv.Instant, id kv.ConnID) {
 	c.actions = append(c.actions, Lost{Conn: id, EngineID: e.id, Last: e.conns == 0})
 }
 
-func (c *Core) gone(pid int) {
+func (c *Core) gone(number int) {
 	for _, e := range c.engines {
-		e.processes = slices.DeleteFunc(e.processes, func(p process) bool { return p.pid == pid })
+		e.processes = slices.DeleteFunc(e.processes, func(p process) bool { return p.number == number })
 	}
 }
 
@@ -253,12 +253,12 @@ func (f *fence) waits() bool {
 	return f.unseen() || len(p) > 0 && p[0].arrival < f.arrival
 }
 
-// unseen reports whether one of them has no pid.
+// unseen reports whether one of them is unknown.
 func (f *fence) unseen() bool {
 	return f.engine.unseen != 0 && f.engine.unseen < f.arrival
 }
 
-// forget drops what has no further use. A process without a pid is forgotten with
+// forget drops what has no further use. A process that is unknown is forgotten with
 // the last connection and fence of its engine: by then quarantine_sec has passed
 // since its own was lost.
 func (c *Core) forget() {

@@ -29,7 +29,7 @@ type Hello struct {
 	Facts     kv.Facts
 	Shape     []int64 // of a full chunk
 	TokensKey string  // key of the fixed token list; "" if the engine does not say
-	Process   int     // pid; 0: unknown PID namespace, counts as alive
+	Process   int     // numbers the process; 0: unknown PID namespace, counts as alive
 }
 
 // ConnLost: the connection is gone. One that is not known is no error.

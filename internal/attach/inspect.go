@@ -52,7 +52,7 @@ func (c *Core) Encode(b []byte, now kv.Instant, rename func(kv.ConnID) uint64) [
 		num(flag(e.unseen != 0))
 		num(uint64(len(e.processes)))
 		for _, p := range e.processes {
-			num(uint64(p.pid))
+			num(uint64(p.number))
 		}
 	}
 	index := func(e *engine) uint64 { return uint64(1 + slices.Index(c.engines, e)) } // 0: a tool
@@ -85,7 +85,7 @@ func flag(v bool) uint64 {
 	return 0
 }
 
-// processes counts those that the fence waits for, as far as they have a pid.
+// processes counts those that the fence waits for, as far as they are known.
 func (f *fence) processes() (n int) {
 	for _, p := range f.engine.processes {
 		if p.arrival < f.arrival {
@@ -145,12 +145,12 @@ func (c *Core) Check() error {
 }
 
 func (e *engine) check(arrived uint64) error {
-	last, pids := uint64(0), map[int]bool{}
+	last, numbers := uint64(0), map[int]bool{}
 	for _, p := range e.processes {
-		if p.arrival <= last || p.arrival > arrived || pids[p.pid] {
-			return fmt.Errorf("4: process %d of engine %q came at %d, after %d, or is known twice", p.pid, e.id, p.arrival, last)
+		if p.arrival <= last || p.arrival > arrived || numbers[p.number] {
+			return fmt.Errorf("4: process %d of engine %q came at %d, after %d, or is known twice", p.number, e.id, p.arrival, last)
 		}
-		last, pids[p.pid] = p.arrival, true
+		last, numbers[p.number] = p.arrival, true
 	}
 	return nil
 }

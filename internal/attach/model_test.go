@@ -345,7 +345,7 @@ func TestCheckCanFail(t *testing.T) {
 		{"3", func(c *Core) { c.fences[0].arrival = 0 }},
 		{"3", func(c *Core) { c.fences[0].until = 1 << 60 }},
 		{"4", func(c *Core) { c.engines[0].processes[0].arrival = 99 }},
-		{"4", func(c *Core) { c.engines[0].processes[1].pid = c.engines[0].processes[0].pid }},
+		{"4", func(c *Core) { c.engines[0].processes[1].number = c.engines[0].processes[0].number }},
 	} {
 		core := New(testConfig, 0)
 		for i := range kv.ConnID(4) {

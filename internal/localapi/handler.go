@@ -4,8 +4,11 @@ import "github.com/berthkv/berth/internal/kv"
 
 // Cred is who is at the other end of a connection, as the kernel says.
 type Cred struct {
-	PID int // 0: in a PID namespace that is not ours; it counts as alive
+	PID int // 0: in a PID namespace that is not ours, or gone already
 	UID uint32
+	// Process numbers the process, for the life of the server and never again, as
+	// a pid is. 0: unknown; it counts as alive.
+	Process int
 }
 
 // Handler is told what happens on a server's connections. Its methods are
@@ -25,7 +28,7 @@ type Handler interface {
 	Hangup(call kv.CallID)
 	// Disconnected: the connection is gone; its last word.
 	Disconnected(conn kv.ConnID)
-	// ProcessGone: the process with that pid, which was sent pools, has exited.
+	// ProcessGone: the process of that number, which was sent pools, has exited.
 	// It may come before or after the Disconnected of its connections.
-	ProcessGone(pid int)
+	ProcessGone(process int)
 }

@@ -26,10 +26,6 @@ type Inside struct {
 	peer Peer
 }
 
-// insidePID is above every process id: what a connection inside was given is
-// out of reach when its owner says so (Unmapped), not when a process exits.
-const insidePID = 1 << 30
-
 // Inside connects an engine of this process.
 func (s *Server) Inside(p Peer) (*Inside, error) {
 	s.mu.Lock()
@@ -40,8 +36,9 @@ func (s *Server) Inside(p Peer) (*Inside, error) {
 		}
 		return nil, fault.New(fault.Busy, "%d connections, at most %d", len(s.conns), MaxConns)
 	}
-	s.insides++
-	c := &conn{id: s.cfg.NextConn(), cred: Cred{PID: insidePID + s.insides}, calls: map[uint64]kv.CallID{}}
+	// What a connection inside was given is out of reach when its owner says so
+	// (Unmapped), not when a process exits: to the agent it is a process.
+	c := &conn{id: s.cfg.NextConn(), cred: Cred{Process: s.procs.number()}, calls: map[uint64]kv.CallID{}}
 	c.inside = &Inside{s, c, p}
 	s.conns[c.id] = c
 	s.mu.Unlock()
@@ -72,7 +69,7 @@ func (i *Inside) Unmapped() {
 	closed := i.s.closed
 	i.s.mu.Unlock()
 	if !closed {
-		i.s.cfg.Handler.ProcessGone(i.c.cred.PID)
+		i.s.cfg.Handler.ProcessGone(i.c.cred.Process)
 	}
 }
 

@@ -43,7 +43,7 @@ type Server struct {
 	listener *net.UnixListener
 	lock     *os.File
 	lines    *rate.Limiter // of the log
-	procs    processes
+	procs    *processes
 	closing  chan struct{}
 	readers  sync.WaitGroup // and the accepting goroutine
 	close    sync.Once
@@ -52,7 +52,6 @@ type Server struct {
 	conns    map[kv.ConnID]*conn
 	calls    map[kv.CallID]callOf
 	nextCall kv.CallID
-	insides  int // connections inside so far
 	closed   bool
 }
 
@@ -62,7 +61,7 @@ type conn struct {
 	pipe  *Pipe
 	cred  Cred
 	calls map[uint64]kv.CallID // unanswered, by the engine's id; nil: it is gone
-	pidfd *os.File             // until the process is watched; nil without
+	proc  *process             // nil: unknown
 
 	inside *Inside // in place of pipe, for an engine of this process
 }
@@ -92,7 +91,7 @@ func Listen(cfg Config) (*Server, error) {
 	}
 	s := &Server{
 		cfg: cfg, listener: l, lock: lock, lines: rate.NewLimiter(2, 20),
-		procs:   processes{gone: cfg.Handler.ProcessGone, watched: map[int]*os.File{}},
+		procs:   newProcesses(cfg.Handler.ProcessGone),
 		closing: make(chan struct{}),
 		conns:   map[kv.ConnID]*conn{},
 		calls:   map[kv.CallID]callOf{},
@@ -138,7 +137,11 @@ func (s *Server) accept() {
 // admit starts a connection, or closes it at the limit.
 func (s *Server) admit(uc *net.UnixConn) {
 	c := &conn{id: s.cfg.NextConn(), calls: map[uint64]kv.CallID{}}
-	c.cred, c.pidfd = peer(uc)
+	var pidfd *os.File
+	if c.cred, pidfd = peer(uc); pidfd != nil {
+		c.proc = s.procs.connected(c.cred.PID, pidfd)
+		c.cred.Process = c.proc.number
+	}
 	s.mu.Lock()
 	full := s.closed || len(s.conns) >= MaxConns
 	if !full {
@@ -149,8 +152,8 @@ func (s *Server) admit(uc *net.UnixConn) {
 	s.mu.Unlock()
 	if full {
 		uc.Close()
-		if c.pidfd != nil {
-			c.pidfd.Close()
+		if c.proc != nil {
+			s.procs.disconnected(c.proc)
 		}
 	}
 }
@@ -164,12 +167,10 @@ func (s *Server) serve(c *conn) {
 
 	s.mu.Lock()
 	lost, _ := s.forget(c)
-	pidfd := c.pidfd
-	c.pidfd = nil
 	s.mu.Unlock()
 
-	if pidfd != nil {
-		pidfd.Close()
+	if c.proc != nil {
+		s.procs.disconnected(c.proc)
 	}
 	for _, call := range lost {
 		h.Hangup(call)
@@ -309,16 +310,9 @@ func (s *Server) SendPools(call kv.CallID, ans *HelloAnswer, fds []int) {
 	if c == nil {
 		return
 	}
-	if len(fds) > 0 {
-		s.mu.Lock()
-		pidfd := c.pidfd
-		c.pidfd = nil
-		s.mu.Unlock()
-		if pidfd != nil && !s.procs.watch(c.cred.PID, pidfd) {
-			pidfd.Close()
-			c.fail(id, fault.New(fault.Busy, "%d processes have the pools, at most %d", maxProcesses, maxProcesses))
-			return
-		}
+	if len(fds) > 0 && c.proc != nil && !s.procs.watch(c.proc) {
+		c.fail(id, fault.New(fault.Busy, "%d processes have the pools, at most %d", maxProcesses, maxProcesses))
+		return
 	}
 	c.answer(id, ans, fds...)
 }

@@ -27,8 +27,8 @@ func (n *Node) LocalEvents() LocalEvents { return LocalEvents{n} }
 // What LocalEvents put into the mailbox.
 type (
 	localConn struct {
-		conn kv.ConnID
-		pid  int
+		conn    kv.ConnID
+		process int
 	}
 	localCall struct {
 		conn kv.ConnID
@@ -40,7 +40,7 @@ type (
 )
 
 func (l LocalEvents) Connected(conn kv.ConnID, cred localapi.Cred) {
-	l.n.mail.put(localConn{conn, cred.PID})
+	l.n.mail.put(localConn{conn, cred.Process})
 }
 
 func (l LocalEvents) Request(conn kv.ConnID, call kv.CallID, req localapi.Request) {
@@ -49,10 +49,10 @@ func (l LocalEvents) Request(conn kv.ConnID, call kv.CallID, req localapi.Reques
 
 func (l LocalEvents) Hangup(call kv.CallID)       { l.n.mail.put(localHangup{call}) }
 func (l LocalEvents) Disconnected(conn kv.ConnID) { l.n.mail.put(localGone{conn}) }
-func (l LocalEvents) ProcessGone(pid int)         { l.n.mail.put(attach.ProcessGone{Process: pid}) }
-func (n *Node) onLocalConn(c localConn)           { n.pids[c.conn] = c.pid }
+func (l LocalEvents) ProcessGone(process int)     { l.n.mail.put(attach.ProcessGone{Process: process}) }
+func (n *Node) onLocalConn(c localConn)           { n.processes[c.conn] = c.process }
 func (n *Node) onLocalGone(now kv.Instant, conn kv.ConnID) {
-	delete(n.pids, conn)
+	delete(n.processes, conn)
 	n.stepAttach(now, attach.ConnLost{Conn: conn})
 }
 
@@ -178,7 +178,7 @@ func (n *Node) onCancel(now kv.Instant, c localCall, r *localapi.Cancel, part at
 
 func (n *Node) onHello(now kv.Instant, c localCall, h *localapi.Hello) {
 	ev := attach.Hello{Conn: c.conn, Call: c.call, Version: h.Version, EngineID: h.EngineID, Part: attach.Part(h.Part), Rank: h.Rank,
-		Shape: h.Shape, TokensKey: h.TokensKey, Process: n.pids[c.conn]}
+		Shape: h.Shape, TokensKey: h.TokensKey, Process: n.processes[c.conn]}
 	if h.Layout != nil {
 		ev.Facts = *h.Layout
 	}

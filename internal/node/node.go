@@ -56,17 +56,17 @@ type Node struct {
 	log   *noteLog
 
 	// Owned by the loop.
-	attach   *attach.Core
-	intake   *intake.Core
-	outbound *outbound.Core
-	wake     [3]kv.Instant              // of each core, Never: none
-	hellos   map[kv.ConnID]attach.Hello // being judged
-	pids     map[kv.ConnID]int          // of local connections
-	controls *controls
-	links    map[outbound.LinkID]*linkConn
-	encoded  []byte // scratch
-	draining bool
-	everUp   bool // a receiver was reachable once
+	attach    *attach.Core
+	intake    *intake.Core
+	outbound  *outbound.Core
+	wake      [3]kv.Instant              // of each core, Never: none
+	hellos    map[kv.ConnID]attach.Hello // being judged
+	processes map[kv.ConnID]int          // of local connections
+	controls  *controls
+	links     map[outbound.LinkID]*linkConn
+	encoded   []byte // scratch
+	draining  bool
+	everUp    bool // a receiver was reachable once
 
 	// Safe for everybody.
 	mail   *mailbox
@@ -93,14 +93,14 @@ func New(cfg Config) *Node {
 		cfg.Clock = func() kv.Instant { return kv.Instant(time.Since(start)) }
 	}
 	n := &Node{
-		cfg:    cfg,
-		log:    newNoteLog(cfg.Log),
-		hellos: map[kv.ConnID]attach.Hello{},
-		pids:   map[kv.ConnID]int{},
-		links:  map[outbound.LinkID]*linkConn{},
-		wake:   [3]kv.Instant{kv.Never, kv.Never, kv.Never},
-		mail:   newMailbox(mailboxLimit),
-		stats:  NewStats(),
+		cfg:       cfg,
+		log:       newNoteLog(cfg.Log),
+		hellos:    map[kv.ConnID]attach.Hello{},
+		processes: map[kv.ConnID]int{},
+		links:     map[outbound.LinkID]*linkConn{},
+		wake:      [3]kv.Instant{kv.Never, kv.Never, kv.Never},
+		mail:      newMailbox(mailboxLimit),
+		stats:     NewStats(),
 	}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	return n
