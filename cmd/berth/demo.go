@@ -51,6 +51,9 @@ engine's. Exit code 1 for any difference, failure or missing slot.`,
 		if errors.Is(err, context.Canceled) || rep == nil && cmd.Context().Err() != nil {
 			return errors.New("interrupted; everything is stopped")
 		}
+		if errors.Is(err, demo.ErrPrompts) {
+			return usageError{err}
+		}
 		if err != nil {
 			return err
 		}

@@ -38,6 +38,8 @@ func rootCommand() *cobra.Command {
 		Short:         "KV-cache transfer for disaggregated LLM serving",
 		SilenceErrors: true,
 		SilenceUsage:  true,
+		// Letters by which a mistyped command may differ from the one suggested.
+		SuggestionsMinimumDistance: 2,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cmd.SetOut(cmd.ErrOrStderr())
 			cmd.Help()

@@ -19,6 +19,7 @@ const asBerth = "TEST_AS_BERTH"
 // own, and fails if a process or a file is left.
 func TestMain(m *testing.M) {
 	if os.Getenv(asBerth) != "" {
+		plant(os.Getenv(envPlant))
 		main()
 	}
 	os.Setenv(asBerth, "1")

@@ -31,15 +31,19 @@ type Options struct {
 	Out     io.Writer // progress; not the report
 }
 
+// ErrPrompts is of a load that cannot be used.
+var ErrPrompts = errors.New("prompts")
+
 // clients is how many prompts are asked at a time.
 const clients = 12
 
 // Run does everything and returns what happened. The error is for what kept it
-// from running at all; differences and failures are in the report.
+// from running to the end (ctx's, when that ended before the report);
+// differences and failures are in the report.
 func Run(ctx context.Context, o Options) (rep *Report, err error) {
 	prompts, err := readPrompts(o.Prompts)
 	if err != nil {
-		return nil, fmt.Errorf("prompts: %w", err)
+		return nil, fmt.Errorf("%w: %w", ErrPrompts, err)
 	}
 	dir, err := os.MkdirTemp("", "berth-demo-")
 	if err != nil {
@@ -49,14 +53,14 @@ func Run(ctx context.Context, o Options) (rep *Report, err error) {
 	d.http = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: clients, MaxConnsPerHost: 4 * clients}, Timeout: requestTimeout}
 	defer func() {
 		d.close()
-		if err != nil || (rep != nil && !rep.OK()) {
+		if rep != nil && !rep.OK() || err != nil && ctx.Err() == nil {
 			fmt.Fprintln(o.Out, "logs are kept in", dir)
 			return
 		}
 		os.RemoveAll(dir)
 	}()
 	fmt.Fprintf(o.Out, "starting 2 prefill nodes, 1 decode node (a pool of %d slots of %d tokens) and a proxy\n", poolSlots, chunkTokens)
-	if d.fleet, err = startFleet(ctx, o.Binary, dir, o.Link); err != nil {
+	if d.fleet, err = startFleet(ctx, o.Binary, dir, o.Link, !o.Chaos); err != nil {
 		return nil, err
 	}
 	if err := d.reference(ctx); err != nil {
@@ -71,11 +75,16 @@ func Run(ctx context.Context, o Options) (rep *Report, err error) {
 	} else {
 		d.ask(ctx, prompts)
 	}
-	rep, err = d.report(ctx)
-	if err == nil && o.Keep {
+	if rep, err = d.report(ctx); err != nil {
+		return nil, err
+	}
+	if err := ctx.Err(); err != nil { // what was cut short is no finding
+		return nil, err
+	}
+	if o.Keep {
 		d.keep(ctx, rep)
 	}
-	return rep, err
+	return rep, nil
 }
 
 // requestTimeout bounds one prompt, so that a hanging one fails the demo.

@@ -70,8 +70,10 @@ func ports(n int) ([]int, error) {
 	return out, nil
 }
 
-// startFleet starts two prefill nodes, one decode node and the proxy.
-func startFleet(ctx context.Context, binary, dir, link string) (*fleet, error) {
+// startFleet starts two prefill nodes, one decode node and the proxy. If strict,
+// a transfer that fails is an error answer, and not made up for by computing the
+// prompt at the decode node.
+func startFleet(ctx context.Context, binary, dir, link string, strict bool) (*fleet, error) {
 	p, err := ports(9)
 	if err != nil {
 		return nil, err
@@ -103,7 +105,7 @@ func startFleet(ctx context.Context, binary, dir, link string) (*fleet, error) {
 			agent: &process{name: name + " agent", log: filepath.Join(dir, name+"-agent.log"), args: []string{"agent", "--config", file, "--announce"}},
 			engine: &process{name: name + " engine", log: filepath.Join(dir, name+"-engine.log"), args: []string{"engine", "--role", role,
 				"--socket", filepath.Join(dir, name+".sock"), "--http", fmt.Sprintf("127.0.0.1:%d", p[6+i]), "--chunk-size", strconv.Itoa(chunkTokens),
-				"--token-budget", strconv.Itoa(tokenBudget), "--announce"}},
+				"--token-budget", strconv.Itoa(tokenBudget), "--fail-on-transfer=" + strconv.FormatBool(strict), "--announce"}},
 		}
 		f.nodes = append(f.nodes, n)
 	}
@@ -125,11 +127,15 @@ func startFleet(ctx context.Context, binary, dir, link string) (*fleet, error) {
 	for _, n := range f.prefill() {
 		prefillers = append(prefillers, strconv.Itoa(n.relay.port()))
 	}
+	onFailure := "recompute"
+	if strict {
+		onFailure = "error"
+	}
 	f.proxy = &process{name: "proxy", log: filepath.Join(dir, "proxy.log"), args: []string{"proxy", "--host", "127.0.0.1", "--port", strconv.Itoa(proxyPort[0]),
 		"--prefiller-host", "127.0.0.1", "--prefiller-port", strings.Join(prefillers, ","), "--num-prefillers", strconv.Itoa(len(prefillers)),
 		"--decoder-host", "127.0.0.1", "--decoder-port", strconv.Itoa(f.decode().relay.port()), "--num-decoders", "1",
 		"--decoder-init-port", strconv.Itoa(initPort), "--decoder-alloc-port", strconv.Itoa(alloc),
-		"--proxy-host", "127.0.0.1", "--proxy-port", strconv.Itoa(notify), "--http-addr", "127.0.0.1:" + strconv.Itoa(proxyPort[1]), "--show-nodes", "--announce"}}
+		"--proxy-host", "127.0.0.1", "--proxy-port", strconv.Itoa(notify), "--http-addr", "127.0.0.1:" + strconv.Itoa(proxyPort[1]), "--on-transfer-failure", onFailure, "--show-nodes", "--announce"}}
 	if err := f.spawn.start(ctx, f.proxy, &f.proxyAt); err != nil {
 		return f, err
 	}

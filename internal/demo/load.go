@@ -27,7 +27,7 @@ func readPrompts(r io.Reader) ([]prompt, error) {
 	var out []prompt
 	s := bufio.NewScanner(r)
 	s.Buffer(nil, 1<<20)
-	for s.Scan() {
+	for line := 1; s.Scan(); line++ {
 		if len(bytes.TrimSpace(s.Bytes())) == 0 {
 			continue
 		}
@@ -35,10 +35,10 @@ func readPrompts(r io.Reader) ([]prompt, error) {
 		d := json.NewDecoder(bytes.NewReader(s.Bytes()))
 		d.DisallowUnknownFields()
 		if err := d.Decode(&p); err != nil {
-			return nil, fmt.Errorf("line %d: %w", len(out)+1, err)
+			return nil, fmt.Errorf("line %d: %w", line, err)
 		}
 		if p.Kind != "completion" && p.Kind != "chat" {
-			return nil, fmt.Errorf("line %d: kind is %q, not completion or chat", len(out)+1, p.Kind)
+			return nil, fmt.Errorf("line %d: kind is %q, not completion or chat", line, p.Kind)
 		}
 		out = append(out, p)
 	}
