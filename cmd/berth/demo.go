@@ -64,7 +64,7 @@ engine's. Exit code 1 for any difference, failure or missing slot.`,
 			rep.Print(cmd.OutOrStdout())
 		}
 		if !rep.OK() {
-			return fmt.Errorf("%d faults", len(rep.Faults))
+			return fmt.Errorf("not all is well: %d fault(s)", len(rep.Faults))
 		}
 		return nil
 	}

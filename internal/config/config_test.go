@@ -194,6 +194,22 @@ func TestLoad_reports_all_faults_at_once(t *testing.T) {
 	}
 }
 
+// Variables that Kubernetes sets for services named berth and berth-proxy are no
+// options; a mistyped option is still one.
+func TestLoad_service_links(t *testing.T) {
+	links := []string{"BERTH_SERVICE_HOST=10.0.0.1", "BERTH_SERVICE_PORT=8000", "BERTH_SERVICE_PORT_HTTP=8000", "BERTH_PORT=tcp://10.0.0.1:8000",
+		"BERTH_PORT_8000_TCP=tcp://10.0.0.1:8000", "BERTH_PORT_8000_TCP_PROTO=tcp", "BERTH_PORT_8000_TCP_PORT=8000", "BERTH_PORT_8000_TCP_ADDR=10.0.0.1",
+		"BERTH_PROXY_SERVICE_HOST=10.0.0.2", "BERTH_PROXY_PORT=tcp://10.0.0.2:9000"}
+	if _, err := load(t, receiver, nil, append(links, "BERTH_TCP_PORT=7000")...); err != nil {
+		t.Error(err)
+	}
+	for _, typo := range []string{"BERTH_TCP_PROT=7000", "BERTH_PD_PROXI_PORT=7000", "BERTH_PORT=8000"} {
+		if _, err := load(t, receiver, nil, typo); err == nil {
+			t.Errorf("%s is no error", typo)
+		}
+	}
+}
+
 // A file that cannot be read is the one fault: what it lacks is not known.
 func TestLoad_unreadable_file(t *testing.T) {
 	broken := filepath.Join(t.TempDir(), "broken.yaml")

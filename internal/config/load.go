@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"regexp"
 	"slices"
 	"sort"
 	"strings"
@@ -237,7 +238,7 @@ func (l *loader) env(env []string) {
 			continue
 		}
 		v = unquote(v)
-		if opt, ok := strings.CutPrefix(name, "BERTH_"); ok && opt != "CONFIG_FILE" {
+		if opt, ok := strings.CutPrefix(name, "BERTH_"); ok && opt != "CONFIG_FILE" && !isServiceLink(name, v) {
 			l.give(strings.ToLower(opt), value{items: []string{v}}, "BERTH_", name)
 		}
 		opt, ok := strings.CutPrefix(name, "LMCACHE_")
@@ -249,6 +250,14 @@ func (l *loader) env(env []string) {
 			l.give(opt, value{items: []string{v}}, "LMCACHE_", name)
 		}
 	}
+}
+
+// serviceLink is a variable that Kubernetes gives to every container for a
+// service, say one named berth or berth-proxy: no option of ours.
+var serviceLink = regexp.MustCompile(`_SERVICE_(HOST|PORT(_[A-Z0-9_]+)?)$|_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?$`)
+
+func isServiceLink(name, v string) bool {
+	return serviceLink.MatchString(name) || strings.HasSuffix(name, "_PORT") && strings.Contains(v, "://")
 }
 
 func unquote(s string) string {
