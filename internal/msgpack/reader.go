@@ -159,7 +159,26 @@ func (r *Reader) Array(max int) int {
 
 // Key reads the key of a map's entry; it aliases the buffer.
 func (r *Reader) Key() []byte {
-	v, rest, err := str(r.Rest())
+	// The two short forms here, since most are short.
+	if b := r.b[r.off:]; len(b) > 1 {
+		switch c := b[0]; {
+		case c&0xe0 == 0xa0:
+			if end := 1 + int(c&0x1f); end <= len(b) {
+				r.off += end
+				return b[1:end]
+			}
+		case c == 0xd9:
+			if end := 2 + int(b[1]); end <= len(b) {
+				r.off += end
+				return b[2:end]
+			}
+		}
+	}
+	return r.anyStr()
+}
+
+func (r *Reader) anyStr() []byte {
+	v, rest, err := msgp.ReadStringZC(r.Rest())
 	if err != nil {
 		r.want("str")
 		return nil
@@ -168,18 +187,17 @@ func (r *Reader) Key() []byte {
 	return v
 }
 
-// str reads a string: the two short forms here, since most are short.
-func str(b []byte) (v, rest []byte, err error) {
-	if len(b) > 1 {
-		start, n := 1, int(b[0]&0x1f)
-		if b[0] == 0xd9 {
-			start, n = 2, int(b[1])
-		}
-		if (b[0]&0xe0 == 0xa0 || start == 2) && len(b) >= start+n {
-			return b[start : start+n], b[start+n:], nil
-		}
+// validUTF8 is utf8.Valid, faster for ASCII, as keys and names are.
+func validUTF8(b []byte) bool {
+	const high = 0x8080808080808080
+	bits, rest := uint64(0), b
+	for ; len(rest) >= 8; rest = rest[8:] {
+		bits |= binary.LittleEndian.Uint64(rest)
 	}
-	return msgp.ReadStringZC(b)
+	for _, c := range rest {
+		bits |= uint64(c)
+	}
+	return bits&high == 0 || utf8.Valid(b)
 }
 
 // StrZC is Str without a copy: it aliases the buffer.
@@ -189,7 +207,7 @@ func (r *Reader) StrZC(max int) []byte {
 		r.Fail("%d bytes, at most %d", len(v), max)
 		return nil
 	}
-	if !utf8.Valid(v) {
+	if !validUTF8(v) {
 		r.Fail("invalid UTF-8")
 		return nil
 	}
@@ -213,14 +231,13 @@ func (r *Reader) Strs(n, max int) []string {
 		return nil
 	}
 	// One copy for all, cut into pieces: the strings live and die together.
-	all := r.b[start:r.off]
-	text := string(all)
+	text := string(r.b[start:r.off])
 	out := make([]string, n)
+	r.off = start
 	for i := range out {
-		v, rest, _ := str(all)
-		end := len(text) - len(rest)
+		v := r.Key()
+		end := r.off - start
 		out[i] = text[end-len(v) : end]
-		all = rest
 	}
 	return out
 }

@@ -2,7 +2,6 @@ package msgpack
 
 import (
 	"fmt"
-	"unicode/utf8"
 
 	"github.com/tinylib/msgp/msgp"
 )
@@ -69,10 +68,10 @@ func (w *Writer) Str(s string, max int) {
 	switch {
 	case len(s) > max:
 		w.Fail("%d bytes, at most %d", len(s), max)
-	case !utf8.ValidString(s):
-		w.Fail("invalid UTF-8")
 	default:
-		w.str(s)
+		if w.str(s); !validUTF8(w.b[len(w.b)-len(s):]) {
+			w.Fail("invalid UTF-8")
+		}
 	}
 }
 
