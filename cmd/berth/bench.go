@@ -27,7 +27,7 @@ ratios, not figures. Latencies at a rate count from when a request should have b
 			return usageError{errors.New("a benchmark is wanted")}
 		},
 	}
-	cmd.AddCommand(benchControl(), benchTransfer(), benchLedger(), benchWorker())
+	cmd.AddCommand(benchControl(), benchTransfer(), benchLedger(), benchProxy(), benchAgent(), benchWorker())
 	return cmd
 }
 
@@ -89,17 +89,17 @@ func againstFlags(cmd *cobra.Command, o *bench.Options) {
 }
 
 // loadFlags say how requests come.
-func loadFlags(cmd *cobra.Command, l *bench.Load, pattern, rate string) {
+func loadFlags(cmd *cobra.Command, l *bench.Load, pattern string, perSecond float64, rate string) {
 	f := cmd.Flags()
 	f.StringVar(&l.Pattern, "pattern", pattern, "how requests come: "+strings.Join(bench.Patterns, ", ")+", or the path of a trace: seconds from the start, line by line")
-	f.Float64Var(&l.Rate, "rate", 0, rate)
+	f.Float64Var(&l.Rate, "rate", perSecond, rate)
 }
 
 func benchControl() *cobra.Command {
 	var b bench.Control
 	cmd := measured("control", "AllocRequest and AllocResponse in LMCache's dialect", &b.Options, func(ctx context.Context) (*bench.Report, error) { return b.Run(ctx) })
 	againstFlags(cmd, &b.Options)
-	loadFlags(cmd, &b.Load, bench.Poisson, "pairs a second (default half of what the slower side takes without a pause)")
+	loadFlags(cmd, &b.Load, bench.Poisson, 0, "pairs a second (default half of what the slower side takes without a pause)")
 	f := cmd.Flags()
 	f.IntVar(&b.Clients, "clients", 16, "connections")
 	f.IntVar(&b.Keys, "keys", 8, "keys of a request")
@@ -118,7 +118,7 @@ func benchTransfer() *cobra.Command {
 		return b.Run(ctx)
 	})
 	againstFlags(cmd, &b.Options)
-	loadFlags(cmd, &b.Load, bench.Closed, "requests a second of each sender, for a pattern")
+	loadFlags(cmd, &b.Load, bench.Closed, 0, "requests a second of each sender, for a pattern")
 	f := cmd.Flags()
 	f.StringSliceVar(&b.Parts, "parts", bench.TransferParts, "what to measure: requests by the in-process and by the local API, links beside raw copies, senders that share")
 	f.IntVar(&b.Chunks, "chunks", 8, "chunks of a request")
@@ -141,6 +141,33 @@ func benchLedger() *cobra.Command {
 	f.IntSliceVar(&b.Waiting, "waiting", []int{1_000, 10_000, 100_000, 1_000_000}, "how many wait; ratios are to the first")
 	f.IntVar(&b.Senders, "senders", 16, "in whose lines they stand")
 	f.DurationVar(&b.Time, "time", 100*time.Millisecond, "of each measurement")
+	return cmd
+}
+
+func benchProxy() *cobra.Command {
+	var b bench.Proxy
+	cmd := measured("proxy", "Streamed answers of engines that answer at once", &b.Options, func(ctx context.Context) (*bench.Report, error) { return b.Run(ctx) })
+	loadFlags(cmd, &b.Load, bench.Poisson, 200, "requests a second, for a pattern")
+	f := cmd.Flags()
+	f.IntVar(&b.Count, "count", 1000, "requests in a turn")
+	f.IntVar(&b.Prompt, "prompt", 1000, "bytes of the prompt, a token each")
+	f.IntVar(&b.Tokens, "tokens", 16, "tokens of an answer")
+	f.IntVar(&b.Workers, "inflight", 64, "requests in flight; with a pattern, the most")
+	return cmd
+}
+
+func benchAgent() *cobra.Command {
+	var b bench.Agent
+	cmd := measured("agent", "Start, idling, and growth with senders and slots", &b.Options, func(ctx context.Context) (*bench.Report, error) {
+		b.Pool <<= 20
+		return b.Run(ctx)
+	})
+	f := cmd.Flags()
+	f.Int64Var(&b.Pool, "pool", 256, "MiB of the pool of an agent that starts or idles")
+	f.DurationVar(&b.Idle, "idle", 3*time.Second, "for which wake-ups are counted, each time")
+	f.IntSliceVar(&b.Senders, "senders", []int{1, 10, 100, 1000}, "connected senders; ratios are to the first")
+	f.IntSliceVar(&b.Slots, "slots", []int{10, 1000, 100_000}, "slots of the pool; likewise")
+	f.IntVar(&b.Count, "count", 1000, "admissions in a turn, for the growth")
 	return cmd
 }
 

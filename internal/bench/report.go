@@ -43,10 +43,11 @@ type curve struct {
 	hist *hdrhistogram.Histogram
 }
 
-// add adds a figure measured once in each turn; theirs may be empty.
+// add adds a figure measured once in each turn; theirs may be empty, and gives a
+// ratio if it is all above 0.
 func (r *Report) add(name, unit, checks, against string, ours, theirs []float64) {
 	row := Row{Name: name, Unit: unit, Value: mean(ours), CI: interval(ours), Checks: checks}
-	if len(theirs) > 0 && !slices.Contains(theirs, 0) {
+	if len(theirs) == len(ours) && !slices.ContainsFunc(theirs, func(v float64) bool { return v <= 0 }) {
 		b := mean(theirs)
 		ratios := make([]float64, len(ours))
 		for i := range ours {

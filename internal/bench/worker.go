@@ -30,6 +30,7 @@ type Work struct {
 	Slot   int64 // bytes
 	ID     int   // of a sender: its requests are called s<ID>-<n>
 	Limit  int64 // of the agent's links: bytes a second to a receiver; 0: none
+	Ports  []int // of HTTP servers
 }
 
 const chunkTokens = 256
@@ -94,7 +95,7 @@ type obey func(o order, say func(any) error) (any, error)
 
 // workers start what they are.
 var workers = map[string]func(ctx context.Context, w Work) (do obey, done func(), err error){
-	"send": sendWorker, "receive": receiveWorker,
+	"send": sendWorker, "receive": receiveWorker, "stub": stubWorker, "reverse": reverseWorker,
 }
 
 // engine connects the worker's engine.
@@ -206,6 +207,8 @@ func (s *stager) send(ctx context.Context, c *client.Client, req string, n, port
 		if err := granted(); err != nil {
 			return err
 		}
+	case <-ctx.Done():
+		return ctx.Err()
 	case <-tr.Ended():
 		return fmt.Errorf("%s: %w", req, tr.Ending().Err())
 	}
