@@ -26,7 +26,7 @@ func ParseFirst(body []byte) (*First, error) {
 	if err != nil {
 		return nil, err
 	}
-	choice, err := onlyChoice(doc)
+	choice, err := onlyChoice(doc.Get("choices").Array())
 	if err != nil {
 		return nil, err
 	}
@@ -65,9 +65,8 @@ func (f *First) half() bool {
 	return !f.Ended() && (f.Text == "" || strings.HasSuffix(f.Text, "\ufffd"))
 }
 
-// onlyChoice returns choices[0] of an answer or event that has just one.
-func onlyChoice(doc *Object) (*Object, error) {
-	choices := doc.Get("choices").Array()
+// onlyChoice returns the choice of an answer or event that has just one.
+func onlyChoice(choices []gjson.Result) (*Object, error) {
 	if len(choices) != 1 {
 		return nil, fmt.Errorf("choices has %d entries; one was asked for", len(choices))
 	}

@@ -48,17 +48,26 @@ func objectOf(v gjson.Result) (*Object, error) {
 	if !v.IsObject() {
 		return nil, fmt.Errorf("not a JSON object but %s", typeName(v))
 	}
-	o := &Object{}
-	seen := make(map[string]bool)
+	const few = 12 // are looked through, and are what events have; more are hashed
+	o := &Object{fields: make([]field, 0, few)}
+	var seen map[string]bool
 	var err error
 	v.ForEach(func(key, val gjson.Result) bool {
+		if len(o.fields) == few {
+			seen = make(map[string]bool)
+			for _, f := range o.fields {
+				seen[f.name] = true
+			}
+		}
 		switch {
-		case seen[key.Str]:
+		case seen[key.Str] || seen == nil && o.find(key.Str) >= 0:
 			err = fmt.Errorf("field %q is given twice", key.Str)
 		case len(o.fields) == MaxFields:
 			err = fmt.Errorf("more than %d fields", MaxFields)
 		}
-		seen[key.Str] = true
+		if seen != nil {
+			seen[key.Str] = true
+		}
 		o.fields = append(o.fields, field{key.Str, key.Raw, val.Raw})
 		return err == nil
 	})
@@ -147,12 +156,19 @@ func (o *Object) Delete(names ...string) {
 func (o *Object) String() string { return string(o.Bytes()) }
 
 // Bytes returns the document, newly allocated.
-func (o *Object) Bytes() []byte {
+func (o *Object) Bytes() []byte { return o.append(make([]byte, 0, o.size())) }
+
+// size is at least the length of the document.
+func (o *Object) size() int {
 	n := 2
 	for _, f := range o.fields {
 		n += len(f.key) + len(f.raw) + 2
 	}
-	b := append(make([]byte, 0, n), '{')
+	return n
+}
+
+func (o *Object) append(b []byte) []byte {
+	b = append(b, '{')
 	for i, f := range o.fields {
 		if i > 0 {
 			b = append(b, ',')
@@ -169,7 +185,10 @@ func (o *Object) clone() *Object {
 }
 
 // quote returns s as a JSON string.
-func quote(s string) string { return string(gjson.AppendJSONString(nil, s)) }
+func quote(s string) string {
+	var short [64]byte // most are
+	return string(gjson.AppendJSONString(short[:0], s))
+}
 
 // integer reads a JSON number that is written as an integer and fits in 64
 // bits; it never goes through a float.

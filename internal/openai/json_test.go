@@ -3,7 +3,9 @@ package openai
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"reflect"
+	"strings"
 	"testing"
 )
 
@@ -96,6 +98,25 @@ func BenchmarkSpliceEvent(b *testing.B) {
 	for b.Loop() {
 		if _, err := s.Next(event); err != nil {
 			b.Fatal(err)
+		}
+	}
+}
+
+// TestFieldTwice: wherever the two are, among few fields or many.
+func TestFieldTwice(t *testing.T) {
+	for _, n := range []int{2, 11, 12, 13, 14, 100} {
+		for _, at := range [][2]int{{0, 1}, {0, n - 1}, {n - 2, n - 1}} {
+			fields := make([]string, n)
+			for i := range fields {
+				fields[i] = fmt.Sprintf(`"f%d":1`, i)
+			}
+			if _, err := ParseObject([]byte("{" + strings.Join(fields, ",") + "}")); err != nil {
+				t.Fatal(err)
+			}
+			fields[at[1]] = fields[at[0]]
+			if _, err := ParseObject([]byte("{" + strings.Join(fields, ",") + "}")); err == nil || !strings.Contains(err.Error(), "given twice") {
+				t.Errorf("%d fields, %v are the same: %v", n, at, err)
+			}
 		}
 	}
 }

@@ -16,7 +16,8 @@ import (
 type Splice struct {
 	req      *Request
 	first    *First
-	prompt   int64 // tokens of the prompt
+	id       string // of the answer, as JSON
+	prompt   int64  // tokens of the prompt
 	boundary *boundary
 	again    bool // the first token is the decode engine's too
 	ended    bool // nothing more is to come
@@ -34,6 +35,11 @@ type Splice struct {
 // NewSplice begins an answer. limit is what Request.Limit returned.
 func NewSplice(req *Request, first *First, prompt Tokens, limit int64) *Splice {
 	s := &Splice{req: req, first: first, prompt: prompt.N}
+	id := first.doc.Get("id").Str
+	if req.Kind == Chat {
+		id = "chatcmpl-" + strings.TrimPrefix(id, "cmpl-")
+	}
+	s.id = quote(id)
 	if s.again = first.half() && limit != 1; s.again {
 		s.boundary, _ = newBoundary(nil, false, "")
 		return s
@@ -144,10 +150,11 @@ func (s *Splice) Next(data []byte) ([][]byte, error) {
 			s.tokens = s.firstTokens() + n
 		}
 	}
-	if len(doc.Get("choices").Array()) == 0 {
+	choices := doc.Get("choices").Array()
+	if len(choices) == 0 {
 		return nil, nil // the usage at the end: closing sends it on
 	}
-	choice, err := onlyChoice(doc)
+	choice, err := onlyChoice(choices)
 	if err != nil {
 		return nil, err
 	}
@@ -210,8 +217,14 @@ func (s *Splice) event(doc, choice *Object) []byte {
 			choice.rename("text", "delta", `{"content":`+choice.Get("text").Raw+`}`)
 		}
 	}
-	doc.Set("choices", "["+choice.String()+"]")
+	doc.Set("choices", list(choice))
 	return doc.Bytes()
+}
+
+// list returns a JSON array of one object.
+func list(o *Object) string {
+	b := append(make([]byte, 0, o.size()+2), '[')
+	return string(append(o.append(b), ']'))
 }
 
 // closing returns the event with the usage, if the client asked for one.
@@ -254,7 +267,7 @@ func (s *Splice) Answer() []byte {
 		}
 		choice.rename("text", "message", `{"role":"assistant","content":`+choice.Get("text").Raw+`,"refusal":null}`)
 	}
-	doc.Set("choices", "["+choice.String()+"]")
+	doc.Set("choices", list(choice))
 	doc.Delete("usage")
 	if s.usage != "" {
 		doc.Set("usage", s.usage)
@@ -271,11 +284,7 @@ func (s *Splice) identify(doc *Object) {
 			doc.Set(name, v.Raw)
 		}
 	}
-	id := s.first.doc.Get("id").Str
-	if s.req.Kind == Chat {
-		id = "chatcmpl-" + strings.TrimPrefix(id, "cmpl-")
-	}
-	doc.Set("id", quote(id))
+	doc.Set("id", s.id)
 }
 
 func rawOrNull(v gjson.Result) string {

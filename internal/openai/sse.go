@@ -55,10 +55,12 @@ func (r *EventReader) Next() (Event, error) {
 			r.discard(1)
 		}
 		r.skipLF = false
-		end := bytes.IndexAny(got, "\r\n")
-		part := got
+		end, part := bytes.IndexByte(got, '\n'), got
 		if end >= 0 {
 			part = got[:end]
+		}
+		if cr := bytes.IndexByte(part, '\r'); cr >= 0 {
+			end, part = cr, got[:cr]
 		}
 		if len(r.line)+len(part) > r.max {
 			return Event{}, ErrEventTooLarge

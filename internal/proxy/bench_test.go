@@ -6,6 +6,8 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+
+	"github.com/tidwall/gjson"
 )
 
 // BenchmarkProxy is a request of 16 tokens through the proxy and two legs, beside
@@ -32,4 +34,33 @@ func BenchmarkProxy(b *testing.B) {
 		}
 	}
 	single.srv.CloseClientConnections()
+}
+
+// BenchmarkStream is one event of the decode engine's answer on its way to the
+// client, in a stream of many that come at once.
+func BenchmarkStream(b *testing.B) {
+	f := newFleet(b, 1, 1, true, nil)
+	f.decodes[0].setHook(func(w http.ResponseWriter, r *http.Request, _ gjson.Result) bool {
+		if r.URL.Path != "/v1/completions" {
+			return false
+		}
+		w.Header().Set("Content-Type", eventType)
+		event := []byte(`data: {"id":"cmpl-2","object":"text_completion","created":2,"model":"m","choices":[{"index":0,"text":" word","logprobs":null,"finish_reason":null,"stop_reason":null}]}` + "\n\n")
+		for range b.N {
+			w.Write(event)
+			w.(http.Flusher).Flush()
+		}
+		io.WriteString(w, "data: [DONE]\n\n")
+		return true
+	})
+	b.ReportAllocs()
+	b.ResetTimer()
+	resp, err := f.http.Post(f.srv.URL+"/v1/completions", jsonType, strings.NewReader(`{"prompt":"hello","max_tokens":4000,"stream":true}`))
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if n, err := io.Copy(io.Discard, resp.Body); err != nil || n < int64(100*b.N) {
+		b.Fatal(n, err)
+	}
 }
