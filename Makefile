@@ -6,7 +6,7 @@ LDFLAGS := -s -w -X github.com/berthkv/berth/internal/config.Version=$(VERSION)
 # Where large things that tests install are kept; outside the checkout.
 CACHE   ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/berth
 
-.PHONY: help build build-nixl demo test check lint fuzz bench proof clean
+.PHONY: help build build-nixl demo test check lint fuzz bench allocs proof clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -76,6 +76,9 @@ fuzz: ## fuzz every decoder for FUZZTIME each
 
 bench: ## run the Go benchmarks
 	$(GO) test -run '^$$' -bench . -benchmem ./...
+
+allocs: ## compare the allocations of the hot paths' benchmarks with .ci/allocs.txt
+	@GO='$(GO)' .ci/allocs
 
 PROOF ?= ci
 proof: ## explore every interleaving of the cores in small systems, faults included (PROOF=full takes hours)
