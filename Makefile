@@ -37,8 +37,7 @@ lmcache:
 	@bash interop/peers/install.sh $(LMCACHE)
 
 interop: lmcache ## exchange real bytes with real LMCache peers, both ways (installs them: 6.7 GB in CACHE)
-	$(INTEROP) $(GO) test -count=1 -tags 'nixl interop' -timeout 5m ./internal/link/nixllink
-	$(INTEROP) $(GO) test -count=1 -tags 'nixl interop' -timeout 14m -skip Compare $(if $(V),-v) ./interop
+	$(INTEROP) $(GO) test -count=1 -tags 'nixl interop' -timeout 15m -v $(if $(RUN),-run '$(RUN)') ./interop
 
 compare: lmcache ## the same scenarios with LMCache and Berth on either side, as a table
 	@$(INTEROP) $(GO) test -count=1 -tags 'nixl interop' -timeout 14m -run Compare -v ./interop | grep -v '^=== '

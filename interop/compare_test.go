@@ -311,6 +311,7 @@ func compareReceiver(t *testing.T, to target) *agent {
 // TestCompare runs every scenario in every column and prints a table. Only
 // Berth's columns are asserted.
 func TestCompare(t *testing.T) {
+	part(t, "7 side by side")
 	columns := []string{"LMCache->LMCache", "LMCache->Berth", "Berth->Berth"}
 	started := startPeers(t, 2)
 	procs := &processes{t: t, recv: started[0], send: started[1]}
@@ -367,7 +368,7 @@ type processes struct {
 func (p *processes) open(at **peerProcess, c command) {
 	p.cells++
 	c["at"] = fmt.Sprint("b", p.cells)
-	if (*at).cmd.ProcessState == nil && (*at).try(c).Error == "" {
+	if !(*at).dead && (*at).try(c).Error == "" {
 		return
 	}
 	(*at).kill()

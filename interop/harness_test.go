@@ -3,7 +3,6 @@
 package interop
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"crypto/sha256"
@@ -11,17 +10,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -33,12 +29,8 @@ import (
 	"github.com/berthkv/berth/internal/zmtp"
 )
 
-// limit bounds every wait; startLimit that for Python peers, which take some
-// seconds each to start, and start together.
-const (
-	limit      = 60 * time.Second
-	startLimit = 4 * time.Minute
-)
+// limit bounds every wait.
+const limit = 60 * time.Second
 
 // layout is one shape of chunks, as each side names it.
 type layout struct {
@@ -108,229 +100,6 @@ func freePort(t testing.TB) int {
 	}
 	t.Fatal("no port is free")
 	return 0
-}
-
-// ---- LMCache ----
-
-// peerProcess is a Python process with real LMCache backends.
-type peerProcess struct {
-	t    testing.TB
-	cmd  *exec.Cmd
-	in   io.WriteCloser
-	out  *bufio.Reader
-	logs *logBuffer
-	mu   sync.Mutex // one command at a time
-}
-
-// python is the interpreter that has LMCache.
-func python(t testing.TB) string {
-	p := os.Getenv("BERTH_LMCACHE_PYTHON")
-	if p == "" {
-		t.Fatal("BERTH_LMCACHE_PYTHON is not set: run these tests with make interop")
-	}
-	return p
-}
-
-// startPeers starts processes at the same time.
-func startPeers(t testing.TB, n int) []*peerProcess {
-	t.Helper()
-	ps := make([]*peerProcess, n)
-	for i := range ps {
-		p := &peerProcess{t: t, logs: &logBuffer{}}
-		p.cmd = exec.Command(python(t), "peers/lmcache_peer.py")
-		p.cmd.Env = append(os.Environ(), "LMCACHE_LOG_LEVEL=INFO")
-		p.cmd.Stderr = p.logs
-		p.cmd.WaitDelay = time.Second // its helpers hold the pipe
-		p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-		var err error
-		if p.in, err = p.cmd.StdinPipe(); err != nil {
-			t.Fatal(err)
-		}
-		out, err := p.cmd.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		p.out = bufio.NewReader(out)
-		if err := p.cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() {
-			p.kill()
-			peak.note(p.cmd.ProcessState)
-			if t.Failed() {
-				t.Logf("log of an LMCache process:\n%s", p.logs.tail())
-			}
-		})
-		ps[i] = p
-	}
-	for _, p := range ps {
-		if r := p.read(startLimit); !r.Ready {
-			t.Fatalf("an LMCache process said %+v\n%s", r, p.logs.tail())
-		}
-	}
-	return ps
-}
-
-// kill is kill -9, and waits.
-func (p *peerProcess) kill() {
-	if p.cmd.ProcessState == nil {
-		syscall.Kill(-p.cmd.Process.Pid, syscall.SIGKILL)
-		p.cmd.Wait()
-	}
-}
-
-type reply struct {
-	Ready    bool
-	Error    string
-	SHA256   []string
-	Free     int
-	Reserved int
-	Keys     []string
-	Tracked  []string
-	Removed  int
-}
-
-func (p *peerProcess) read(most time.Duration) (r reply) {
-	p.t.Helper()
-	timer := time.AfterFunc(most, func() { p.cmd.Process.Kill() })
-	defer timer.Stop()
-	line, err := p.out.ReadBytes('\n')
-	if err == nil {
-		err = json.Unmarshal(line, &r)
-	}
-	if err != nil {
-		r.Error = fmt.Sprintf("no answer: %v", err)
-	}
-	return r
-}
-
-type command map[string]any
-
-// try sends a command; its error is in the reply.
-func (p *peerProcess) try(c command) reply {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	b, err := json.Marshal(c)
-	if err != nil {
-		panic(err)
-	}
-	if _, err := p.in.Write(append(b, '\n')); err != nil {
-		return reply{Error: err.Error()}
-	}
-	return p.read(limit)
-}
-
-func (p *peerProcess) do(c command) reply {
-	p.t.Helper()
-	r := p.try(c)
-	if r.Error != "" {
-		p.t.Fatalf("%v: %s\n%s", c, r.Error, p.logs.tail())
-	}
-	return r
-}
-
-func open(l layout, at, role string, slots int, timeout float64) command {
-	return command{"op": "open", "at": at, "role": role, "slots": slots, "shape": l.shape(), "dtype": l.dtype, "mla": l.mla, "timeout": timeout}
-}
-
-// lmcacheSender is one real sender.
-type lmcacheSender struct {
-	*peerProcess
-	at string
-	l  layout
-}
-
-func (p *peerProcess) sender(l layout, at string, slots, notify int) *lmcacheSender {
-	p.t.Helper()
-	c := open(l, at, "sender", slots, 20)
-	c["proxy"] = notify
-	p.do(c)
-	return &lmcacheSender{p, at, l}
-}
-
-// put submits one batch and returns the digests of its chunks.
-func (s *lmcacheSender) put(to target, req string, keys []string, total int, last bool, lastToks int) []string {
-	s.t.Helper()
-	return s.do(s.command(to, req, keys, total, last, lastToks)).SHA256
-}
-
-func (s *lmcacheSender) command(to target, req string, keys []string, total int, last bool, lastToks int) command {
-	return command{"op": "put", "at": s.at, "req": req, "host": "127.0.0.1", "init": []int{to.init}, "alloc": []int{to.alloc}, "keys": keys, "total": total,
-		"last": last, "seed": seeds.Add(1), "last_toks": lastToks}
-}
-
-var seeds atomic.Int64
-
-func (s *lmcacheSender) state() reply { s.t.Helper(); return s.do(command{"op": "state", "at": s.at}) }
-
-func (s *lmcacheSender) cancel(req string) {
-	s.t.Helper()
-	s.do(command{"op": "cancel", "at": s.at, "req": req})
-}
-
-// target is a receiver of either kind.
-type target struct{ init, alloc int }
-
-// lmcacheReceiver is one real receiver.
-type lmcacheReceiver struct {
-	*peerProcess
-	target
-	at string
-}
-
-func (p *peerProcess) receiver(l layout, at string, slots int, to target, timeout float64) *lmcacheReceiver {
-	p.t.Helper()
-	c := open(l, at, "receiver", slots, timeout)
-	c["host"], c["init"], c["alloc"] = "127.0.0.1", to.init, to.alloc
-	p.do(c)
-	return &lmcacheReceiver{p, to, at}
-}
-
-func newTarget(t testing.TB) target { return target{freePort(t), freePort(t)} }
-
-func (r *lmcacheReceiver) state() reply {
-	r.t.Helper()
-	return r.do(command{"op": "state", "at": r.at})
-}
-
-func (r *lmcacheReceiver) digests(keys []string) []string {
-	r.t.Helper()
-	return r.do(command{"op": "get", "at": r.at, "keys": keys}).SHA256
-}
-
-func (r *lmcacheReceiver) remove(keys []string) int {
-	r.t.Helper()
-	return r.do(command{"op": "remove", "at": r.at, "keys": keys}).Removed
-}
-
-// until waits for a state of the receiver.
-func (r *lmcacheReceiver) until(what string, ok func(reply) bool) {
-	r.t.Helper()
-	poll(r.t, what, func() (any, bool) { s := r.state(); return s, ok(s) })
-}
-
-func (r *lmcacheReceiver) untilFree(n int) {
-	r.t.Helper()
-	r.until(fmt.Sprintf("%d free and nothing reserved", n), func(s reply) bool { return s.Free == n && s.Reserved == 0 })
-}
-
-// poll asks until ok, for what has no event.
-func poll(t testing.TB, what string, ask func() (any, bool)) {
-	t.Helper()
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	deadline := time.After(limit)
-	for {
-		got, ok := ask()
-		if ok {
-			return
-		}
-		select {
-		case <-tick.C:
-		case <-deadline:
-			t.Fatalf("not %s after %v: %+v", what, limit, got)
-		}
-	}
 }
 
 // ---- the proxy's PULL socket ----
@@ -682,7 +451,7 @@ func fill(b []byte) {
 	}
 }
 
-// ---- logs and figures ----
+// ---- logs ----
 
 // logBuffer keeps the end of a log and lets a test wait for a line.
 type logBuffer struct {
@@ -721,35 +490,6 @@ func (l *logBuffer) tail() string {
 	defer l.mu.Unlock()
 	s := l.b.String()
 	return s[max(0, len(s)-12000):]
-}
-
-// peak is the largest resident size of any peer process.
-var peak peakMemory
-
-type peakMemory struct{ kib atomic.Int64 }
-
-func (p *peakMemory) note(s *os.ProcessState) {
-	if s == nil {
-		return
-	}
-	if u, ok := s.SysUsage().(*syscall.Rusage); ok {
-		for {
-			old := p.kib.Load()
-			if u.Maxrss <= old || p.kib.CompareAndSwap(old, u.Maxrss) {
-				return
-			}
-		}
-	}
-}
-
-// TestMain says what the part cost.
-func TestMain(m *testing.M) {
-	start := time.Now()
-	code := m.Run()
-	var own syscall.Rusage
-	syscall.Getrusage(syscall.RUSAGE_SELF, &own)
-	fmt.Printf("interop: %.0f s; peak memory: Berth's process %d MiB, the largest LMCache process %d MiB\n", time.Since(start).Seconds(), own.Maxrss>>10, peak.kib.Load()>>10)
-	os.Exit(code)
 }
 
 func contextFor(d time.Duration) (context.Context, context.CancelFunc) {

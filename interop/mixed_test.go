@@ -39,6 +39,7 @@ func (c *tally) sum() (n int) {
 // status answer, every digest is right, and in the end all slots are free. A
 // refusal by the lock-step rule is a legal ending, and counted.
 func TestMixed(t *testing.T) {
+	part(t, "4 mixed senders, 1,000 requests")
 	const (
 		capacity = 24
 		fromEach = 250 // of each LMCache sender
@@ -49,7 +50,7 @@ func TestMixed(t *testing.T) {
 	w := listenWords(t)
 	// Now and then an LMCache sender forgets a request that it was told to cancel
 	// and says nothing more of it: its deadline ends it.
-	r := receiving(t, plain, capacity, settings{"lease_sec": "2", "request_timeout_sec": "5", "pd_allocation_timeout_sec": "2", "log_level": "warn"})
+	r := receiving(t, plain, capacity, settings{"lease_sec": "2", "request_timeout_sec": "10", "pd_allocation_timeout_sec": "2", "log_level": "warn"})
 	s := sending(t, plain, 64, w.port, settings{"log_level": "warn"})
 	procs := startPeers(t, 2+2*kills)
 	ends := &tally{n: map[string]int{}}

@@ -140,6 +140,7 @@ type moved struct {
 // Real LMCache senders' ProxyNotif drives Berth's proxy: the decode engine is
 // asked when the word of every rank is in, and finds the bytes.
 func TestProxy_LMCache_senders(t *testing.T) {
+	part(t, "5 LMCache's ProxyNotif to Berth's proxy")
 	notify := freePort(t)
 	ranks := settings{"tp_size": "2", "pd_peer_host": "127.0.0.1"}
 	init0, init1, alloc0, alloc1 := freePort(t), freePort(t), freePort(t), freePort(t)
@@ -210,6 +211,7 @@ func TestProxy_LMCache_senders(t *testing.T) {
 // A failure that a receiver knows reaches Berth's proxy through Watch; one that
 // none can know, since it cannot be reached, through the sender's Ending.
 func TestProxy_failures(t *testing.T) {
+	part(t, "5 failures to Berth's proxy")
 	decode := startStub(t, nil, func(req string) error { t.Errorf("%s is decoded", req); return nil })
 	send := func(s *agent, sp spec, alloc int) (*client.Transfer, error) {
 		return s.engine.Begin(ctxFor(t), client.Begin{Req: sp.ReqID, TotalChunks: 4, Host: sp.Host, InitPort: sp.Init[0], AllocPort: alloc, BerthProxy: true})
@@ -253,18 +255,11 @@ func TestProxy_failures(t *testing.T) {
 // A Berth sender's words reach the reference's own PULL socket, decoded by its
 // own code: one for each request that is ready, none for others.
 func TestProxy_LMCache_PULL(t *testing.T) {
+	part(t, "5 Berth's ProxyNotif to a pyzmq PULL")
 	p := startPeers(t, 1)[0]
-	type bound struct{ Port int }
-	p.mu.Lock()
-	io.WriteString(p.in, `{"op":"pull"}`+"\n")
-	line, err := p.out.ReadBytes('\n')
-	p.mu.Unlock()
-	var b bound
-	if err != nil || json.Unmarshal(line, &b) != nil || b.Port == 0 {
-		t.Fatalf("%s %v", line, err)
-	}
+	port := p.do(command{"op": "pull"}).Port
 	r := p.receiver(plain, "r", 10, newTarget(t), 20)
-	s := sending(t, plain, 8, b.Port, nil)
+	s := sending(t, plain, 8, port, nil)
 	var want []string
 	for i := range 3 {
 		keys := plain.keys(2)

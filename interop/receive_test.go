@@ -11,6 +11,7 @@ import (
 
 // LMCache senders to a Berth receiver: every chunk's digest is the sender's.
 func TestReceive(t *testing.T) {
+	part(t, "2 LMCache senders to a Berth receiver")
 	w := listenWords(t)
 	r := receiving(t, plain, 10, nil)
 	procs := startPeers(t, 3)
@@ -144,6 +145,7 @@ func TestReceive(t *testing.T) {
 // Every element type that KV caches have, and the MLA layout, in both
 // directions.
 func TestLayouts(t *testing.T) {
+	part(t, "2, 3 layouts, both ways")
 	w := listenWords(t)
 	p := startPeers(t, 1)[0]
 	for _, l := range []layout{{"bfloat16", false, 2}, {"half", false, 2}, {"float", false, 4}, {"fp8_e4m3fn", false, 1}, {"fp8_e5m2", false, 1}, {"bfloat16", true, 2}} {

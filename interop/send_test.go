@@ -36,6 +36,7 @@ func arrived(t *testing.T, w *words, b *agent, to *lmcacheReceiver, tr *client.T
 
 // Berth senders to an LMCache receiver.
 func TestSend(t *testing.T) {
+	part(t, "3 Berth senders to an LMCache receiver")
 	w := listenWords(t)
 	procs := startPeers(t, 1)
 	at := newTarget(t)
@@ -203,9 +204,7 @@ func TestSend(t *testing.T) {
 				s.granted(tr)
 				trs = append(trs, tr)
 			}
-			if err := p.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
-				t.Fatal(err)
-			}
+			p.signal(syscall.SIGSTOP)
 			for _, tr := range trs {
 				if _, err := s.submit(tr, 0, plain.keys(6), client.NoEnd, 0); err != nil {
 					t.Fatal(err)
@@ -227,12 +226,12 @@ func TestSend(t *testing.T) {
 		quick := sending(t, plain, 16, w.port, settings{"write_timeout_sec": "1"})
 		tr := quick.begin(to.target, "stopped", 8)
 		quick.granted(tr)
-		p.cmd.Process.Signal(syscall.SIGSTOP)
+		p.signal(syscall.SIGSTOP)
 		if _, err := quick.submit(tr, 0, plain.keys(8), 8, 0); err != nil {
 			t.Fatal(err)
 		}
 		quick.until("given up", func(x berth.Status) bool { return x.Staging.Writing == 0 })
-		p.cmd.Process.Signal(syscall.SIGCONT)
+		p.signal(syscall.SIGCONT)
 		if e := quick.ended(tr); e.Ending != "failed" {
 			t.Errorf("%+v", e)
 		}

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Real LMCache PD backends (PDBackendAsync, CPU buffers, NIXL) to test against: any number of them, of either side, in one process.
 
-Prints {"ready": true} and then answers one JSON command a line from standard input with one line. Commands name the backend by "at".
+Prints {"ready": true} and then answers one JSON command a line from standard input with one line; with the path of a socket as its argument it does
+so, in a process forked for it, for each connection there, once that has said {"log": PATH}. Commands name the backend by "at".
   {"op":"open","at":A,"role":"receiver","host":H,"init":P,"alloc":P, ...}   ... = "slots", "shape", "dtype", "mla", "timeout", "rank", "ranks", all optional
   {"op":"open","at":A,"role":"sender","proxy":P, ...}
 Without a backend:
@@ -18,7 +19,7 @@ Sender:
   {"op":"cancel","req":ID}
   {"op":"state"}              -> {"free": n, "tracked": [requests that have not ended]}
 """
-import hashlib, json, os, sys
+import hashlib, json, os, select, signal, socket, sys
 from types import SimpleNamespace
 import msgspec, torch, zmq
 from lmcache.utils import CacheEngineKey, STR_DTYPE_TO_TORCH_DTYPE
@@ -103,13 +104,12 @@ def pull(c, sockets):
     return dict(keys=[msgspec.msgpack.decode(sockets[-1].recv(), type=ProxyNotif).req_id for _ in range(c["count"])])
 
 
-def main():
+def run(commands, answers):
     peers, sockets = {}, []
-    answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print must not come between the answers
     say = lambda d: print(json.dumps(d), file=answers, flush=True)
-    say(dict(ready=True))
-    for line in sys.stdin:
+    say(dict(ready=True, pid=os.getpid()))
+    for line in commands:
         try:
             c = json.loads(line)
             if c["op"] == "open":
@@ -126,5 +126,30 @@ def main():
     os._exit(0)
 
 
+def forks(path):
+    """Makes a process of its own for each connection: what it reads first is where it logs. Ends with standard input."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
+    s = socket.socket(socket.AF_UNIX)
+    s.bind(path)
+    s.listen(64)
+    print(json.dumps(dict(ready=True)), flush=True)
+    while True:
+        if sys.stdin in select.select([sys.stdin, s], [], [])[0]:
+            os._exit(0)
+        conn, _ = s.accept()
+        if os.fork() == 0:
+            os.setsid()
+            s.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            commands = conn.makefile("r")
+            os.dup2(os.open(json.loads(commands.readline())["log"], os.O_WRONLY | os.O_APPEND), 2)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            run(commands, conn.makefile("w"))
+        conn.close()
+
+
 if __name__ == "__main__":
-    main()
+    if len(sys.argv) > 1:
+        forks(sys.argv[1])
+    else:
+        run(sys.stdin, os.fdopen(os.dup(1), "w"))
