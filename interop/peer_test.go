@@ -268,6 +268,12 @@ var seeds atomic.Int64
 
 func (s *lmcacheSender) state() reply { s.t.Helper(); return s.do(command{"op": "state", "at": s.at}) }
 
+// until waits for a state of the sender.
+func (s *lmcacheSender) until(what string, ok func(reply) bool) {
+	s.t.Helper()
+	poll(s.t, what, func() (any, bool) { x := s.state(); return x, ok(x) })
+}
+
 func (s *lmcacheSender) cancel(req string) {
 	s.t.Helper()
 	s.do(command{"op": "cancel", "at": s.at, "req": req})

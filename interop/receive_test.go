@@ -109,6 +109,9 @@ func TestReceive(t *testing.T) {
 		keys := plain.keys(6)
 		a.put(r.target(), "C", keys[:2], 6, false, 0)
 		r.until("C's batch", func(s berth.Status) bool { return s.Pool.Granted == 2 })
+		// LMCache's sender says nothing of a cancel while an allocation is
+		// unanswered: not before it has written.
+		a.until("written", func(x reply) bool { return x.Free == 16 })
 		a.cancel("C")
 		r.untilFree()
 	})

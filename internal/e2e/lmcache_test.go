@@ -277,6 +277,7 @@ func TestLMCache_sender(t *testing.T) {
 			default:
 			}
 			r.answer(t, q, int64(i))
+			r.answer(t, r.request(t)) // the last flag
 			if end := ended(t, trs[i]); end.Err() != nil {
 				t.Error(end)
 			}

@@ -141,7 +141,8 @@ func (e *encoder) peer(p *peer) {
 	e.ints(-1)
 	for _, x := range p.legacy.cancels {
 		e.ints(int(x.req.n), x.tries)
-		e.text(x.msg.Keys...)
+		e.text(x.keys...)
+		e.text(x.doubt)
 	}
 	for r := p.reqs.first; r != nil; r = r.next {
 		e.request(r)
@@ -190,6 +191,7 @@ func (e *encoder) request(r *request) {
 		e.ints(slices.Index(r.commits, l.commit))
 	}
 	e.text(l.keys...)
+	e.text(l.doubt)
 }
 
 func (e *encoder) commit(k *commit) {

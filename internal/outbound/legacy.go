@@ -2,7 +2,6 @@ package outbound
 
 import (
 	"fmt"
-	"slices"
 
 	"github.com/berthkv/berth/internal/fault"
 	"github.com/berthkv/berth/internal/kv"
@@ -15,11 +14,13 @@ import (
 //
 //	admission       AllocRequest, no keys, total_chunks ──► granted
 //	allocation      AllocRequest, the next chunks in order ──► their slots; write
-//	the last flag   on the last of these, or alone ──► ready, once all is written
+//	the last flag   AllocRequest, no keys, meanwhile ──► ready, once all is written
 //
 // A cancel goes over another connection, once no write is in flight, since that
 // receiver frees at once. One of a request whose AllocRequest is out is said
-// again with the keys of its answer: the receiver grants them all the same.
+// again with the keys of its answer: the receiver grants them all the same. One
+// of a request whose connection was lost before that answer names no keys: see
+// cancelMessage.
 type legacyRequest struct {
 	on      bool
 	conn    *legacyConn
@@ -28,8 +29,9 @@ type legacyRequest struct {
 	next    int64    // the first chunk that was not asked for
 	last    bool     // the last flag is out
 	lastOK  bool     // and answered
-	keys    []string // granted and not cancelled
-	cancels int      // CancelNotifs queued or not answered
+	keys    []string // granted, or called already sent, and not cancelled
+	doubt   string   // a key of an AllocRequest whose connection was lost; "": none
+	cancels int      // queued or not answered
 	asked   bool     // to be cancelled once its writes are over
 }
 
@@ -136,9 +138,7 @@ func (c *Core) alloc(r *request, k *commit, last bool) {
 	m := &msg.AllocRequest{Keys: []string{}, Fmt: c.cfg.Facts.Format, Shape: c.cfg.Shape, DType: c.cfg.Facts.DType, LastChunkToks: full,
 		ReqID: r.id, IsLastBatch: last, TotalChunks: r.total}
 	if k != nil {
-		for _, chunk := range k.msg.Chunks {
-			m.Keys = append(m.Keys, chunk.Key)
-		}
+		m.Keys = k.keys()
 		if t := k.msg.Chunks[len(k.msg.Chunks)-1].Tokens; t != full {
 			m.LastChunkToks = t
 			if len(m.Keys) == 1 { // one partial chunk has the partial shape itself
@@ -161,7 +161,7 @@ func (c *Core) advanceLegacy(now kv.Instant, r *request) {
 	switch {
 	case r.state == granted && !r.legacy.out:
 		if k := c.nextRun(now, r); k != nil {
-			c.alloc(r, k, r.hasEnd && r.legacy.next == r.end)
+			c.alloc(r, k, false) // the flag would end what the receiver knows of the request
 		} else if r.hasEnd && r.legacy.next == r.end && !r.legacy.last {
 			c.alloc(r, nil, true)
 		} else if r.legacy.lastOK && r.committed == r.end {
@@ -223,7 +223,7 @@ func (c *Core) allocReply(now kv.Instant, r *request, m *msg.AllocResponse) {
 				r.legacy.keys = nil // it has rolled back by itself
 			} else {
 				c.violation(r.peer, r.id, text)
-				r.legacy.keys = appendUnsent(r.legacy.keys, k, m) // it may hold these too
+				r.legacy.keys = append(r.legacy.keys, k.keys()...) // it may hold these too
 			}
 			c.fail(now, r, fault.Internal, text)
 		case r.state == begun:
@@ -249,17 +249,6 @@ func (c *Core) allocReply(now kv.Instant, r *request, m *msg.AllocResponse) {
 		}
 	}
 	c.touch(r)
-}
-
-// appendUnsent appends the keys of a commit that an answer does not call already
-// sent.
-func appendUnsent(keys []string, k *commit, m *msg.AllocResponse) []string {
-	for i := 0; k != nil && i < len(k.msg.Chunks); i++ {
-		if !slices.Contains(m.AlreadySent, int64(i)) {
-			keys = append(keys, k.msg.Chunks[i].Key)
-		}
-	}
-	return keys
 }
 
 // checkAlloc returns what is wrong with an answer for n keys, "" if nothing.
@@ -289,8 +278,8 @@ func checkAlloc(m *msg.AllocResponse, n int) (refused bool, text string) {
 	return false, ""
 }
 
-// granted notes the slots of a commit's chunks. What the receiver has already
-// is another request's, and is never cancelled by us.
+// granted notes the slots of a commit's chunks. What the receiver has already it
+// counts for this request too, so a cancel names it.
 func (c *Core) granted(k *commit, m *msg.AllocResponse) {
 	r := k.req
 	for _, i := range m.AlreadySent {
@@ -301,9 +290,20 @@ func (c *Core) granted(k *commit, m *msg.AllocResponse) {
 		if it := &k.items[i]; !it.there {
 			it.dst = kv.SlotID(m.RemoteIndexes[at])
 			at++
-			r.legacy.keys = append(r.legacy.keys, k.msg.Chunks[i].Key)
 		}
 	}
+	r.legacy.keys = append(r.legacy.keys, k.keys()...)
+}
+
+// keys are the keys of a commit's chunks; none of no commit.
+func (k *commit) keys() (out []string) {
+	if k == nil {
+		return nil
+	}
+	for _, in := range k.msg.Chunks {
+		out = append(out, in.Key)
+	}
+	return out
 }
 
 // writeLegacy writes the chunks that were granted; those that are there, and
@@ -345,18 +345,31 @@ func (c *Core) failLegacy(r *request) {
 	c.touch(r)
 }
 
-// cancelLegacy queues a CancelNotif with the keys that were granted since the
-// last one.
+// cancelLegacy queues a cancel with the keys that were granted since the last
+// one.
 func (c *Core) cancelLegacy(r *request) {
-	m := &msg.CancelNotif{ReqID: r.id, Keys: append([]string{}, r.legacy.keys...)}
-	r.legacy.keys = nil
-	r.legacy.cancels++
-	p := r.peer
-	p.legacy.cancels = append(p.legacy.cancels, legacyCancel{req: r, msg: m})
+	l, p := &r.legacy, r.peer
+	x := legacyCancel{req: r, keys: l.keys, doubt: l.doubt}
+	l.keys, l.doubt = nil, ""
+	l.cancels++
+	p.legacy.cancels = append(p.legacy.cancels, x)
 	c.touchPeer(p)
 }
 
-// cancelledLegacy: a CancelNotif was answered, or can never be.
+// cancelMessage is what says a cancel. Where it is not known whether an
+// AllocRequest has arrived, neither is whether its keys are held for this request
+// or only for others, whose chunks a CancelNotif would take. But a violation
+// makes that receiver roll a request back by what itself knows of it, and do
+// nothing where it knows nothing: an AllocRequest without total_chunks.
+func (c *Core) cancelMessage(x legacyCancel) msg.Message {
+	if x.doubt == "" {
+		return &msg.CancelNotif{ReqID: x.req.id, Keys: append([]string{}, x.keys...)}
+	}
+	return &msg.AllocRequest{Keys: []string{x.doubt}, Fmt: c.cfg.Facts.Format, Shape: c.cfg.Shape, DType: c.cfg.Facts.DType,
+		LastChunkToks: c.cfg.Facts.ChunkTokens, ReqID: x.req.id}
+}
+
+// cancelledLegacy: a cancel was answered, or can never be.
 func (c *Core) cancelledLegacy(now kv.Instant, r *request) {
 	r.legacy.cancels--
 	if r.state == ending && r.legacy.cancels == 0 {

@@ -29,7 +29,8 @@ type legacyPeer struct {
 
 type legacyCancel struct {
 	req   *request
-	msg   *msg.CancelNotif
+	keys  []string // that the receiver holds for it
+	doubt string   // or this: cancelMessage
 	tries int
 }
 
@@ -100,10 +101,15 @@ func (c *Core) legacyDisconnected(now kv.Instant, conn kv.ConnID, text string) {
 		l.dialAt = now.Add(l.backoff)
 	}
 	if r := lc.req; r != nil {
+		out := r.legacy.out
 		if k := r.legacy.commit; k != nil {
 			k.owed = false
+			r.legacy.doubt = k.msg.Chunks[0].Key
 		}
 		lc.req, r.legacy.conn, r.legacy.out, r.legacy.commit = nil, nil, false, nil
+		if out && (r.state == ending || r.state == told) && !r.legacy.asked {
+			c.cancelLegacy(r) // what was said before may have come too early
+		}
 		c.fail(now, r, fault.PeerLost, "the connection was lost: "+text)
 		c.touch(r)
 	}
@@ -119,8 +125,13 @@ func (c *Core) cancelConnLost(now kv.Instant, p *peer, lc *legacyConn) {
 	switch {
 	case !lc.open:
 		n = len(l.cancels)
-	case lc.out && l.cancels[0].tries > 1:
+	case !lc.out:
+	case l.cancels[0].tries > 1:
 		n = 1
+	default: // it may have arrived: its keys are not to be taken twice
+		if x := &l.cancels[0]; len(x.keys) > 0 && !x.req.legacy.last {
+			x.doubt = x.keys[0]
+		}
 	}
 	lost := slices.Clone(l.cancels[:n])
 	l.cancels = slices.Delete(l.cancels, 0, n)
@@ -129,7 +140,7 @@ func (c *Core) cancelConnLost(now kv.Instant, p *peer, lc *legacyConn) {
 	}
 }
 
-// pumpCancels sends the next CancelNotif, one at a time.
+// pumpCancels sends the next cancel, one at a time.
 func (c *Core) pumpCancels(p *peer) {
 	l := &p.legacy
 	switch {
@@ -139,7 +150,7 @@ func (c *Core) pumpCancels(p *peer) {
 	case l.cancel.open && !l.cancel.out:
 		l.cancel.out = true
 		l.cancels[0].tries++
-		c.emit(Send{Conn: l.cancel.id, Msg: l.cancels[0].msg})
+		c.emit(Send{Conn: l.cancel.id, Msg: c.cancelMessage(l.cancels[0])})
 	}
 }
 
@@ -148,7 +159,7 @@ func (c *Core) pumpCancels(p *peer) {
 func (p *peer) rolledBack(r *request) {
 	for i, x := range p.legacy.cancels {
 		if x.req == r && (i > 0 || !p.legacy.cancel.busy()) {
-			x.msg.Keys = []string{}
+			p.legacy.cancels[i].keys = nil
 		}
 	}
 }

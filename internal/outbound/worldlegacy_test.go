@@ -19,14 +19,17 @@ type legacyReceiver struct {
 
 // legacyHeld is what it holds for a request.
 type legacyHeld struct {
-	total    int64
-	left     int64 // reserved and not handed out
-	keys     map[string]kv.SlotID
-	seen     map[string]bool // keys ever named
-	last     bool
-	unclean  bool // a connection was lost, or it misbehaved: it may hold some for ever
-	landed   map[kv.SlotID]bool
-	expected int // chunks to be written
+	total     int64
+	left      int64 // reserved and not handed out
+	keys      map[string]kv.SlotID
+	shared    map[string]bool // already sent by others, and counted for this one too
+	seen      map[string]bool // keys ever named
+	last      bool
+	tracked   bool // it can be rolled back
+	cancelled bool // by a CancelNotif
+	unclean   bool // a connection was lost too early or late, or it misbehaved: it may hold some for ever
+	landed    map[kv.SlotID]bool
+	expected  int // chunks to be written
 }
 
 type legacyAsk struct {
@@ -56,6 +59,14 @@ func (f *fakeReceiver) receiveLegacy(k *fakeConn, m msg.Message) {
 		f.cancelLegacy(m)
 		k.toS = append(k.toS, &msg.AllocResponse{})
 	case *msg.AllocRequest:
+		if m.TotalChunks == 0 { // a violation
+			if h := l.reqs[m.ReqID]; h != nil && h.tracked {
+				f.drained(m.ReqID, h)
+				f.rollBack(m.ReqID)
+			}
+			k.toS = append(k.toS, &msg.AllocResponse{RemoteIndexes: []int64{-1}})
+			return
+		}
 		for _, a := range append(slices.Clone(l.waiting), l.later...) {
 			if a.k == k {
 				f.w.failf("%s: a second message on a connection with one unanswered", m.ReqID)
@@ -81,6 +92,7 @@ func (f *fakeReceiver) grantLegacy(k *fakeConn, m *msg.AllocRequest, h *legacyHe
 	if h.last {
 		f.w.failf("%s: a batch after the last flag", m.ReqID)
 	}
+	h.tracked = true
 	for i, key := range m.Keys {
 		if h.seen[key] {
 			f.w.failf("%s: key %s twice", m.ReqID, key)
@@ -88,6 +100,7 @@ func (f *fakeReceiver) grantLegacy(k *fakeConn, m *msg.AllocRequest, h *legacyHe
 		h.seen[key] = true
 		if f.w.rnd.Intn(8) == 0 {
 			a.AlreadySent = append(a.AlreadySent, int64(i))
+			h.shared[key] = true
 			continue
 		}
 		slot := kv.SlotID(0)
@@ -101,7 +114,10 @@ func (f *fakeReceiver) grantLegacy(k *fakeConn, m *msg.AllocRequest, h *legacyHe
 		a.RemoteIndexes = append(a.RemoteIndexes, int64(slot))
 	}
 	if m.IsLastBatch {
-		h.last = true
+		if len(m.Keys) > 0 {
+			f.w.failf("%s: the last flag has keys", m.ReqID)
+		}
+		h.last, h.tracked = true, false
 		h.left = 0
 	}
 	switch {
@@ -122,7 +138,21 @@ func (f *fakeReceiver) rollBack(id string) {
 	for _, s := range h.keys {
 		delete(f.legacy.taken, s)
 	}
-	h.keys, h.left = map[string]kv.SlotID{}, 0
+	h.keys, h.left, h.tracked = map[string]kv.SlotID{}, 0, false
+	clear(h.shared)
+}
+
+// drained: what is freed is not being written.
+func (f *fakeReceiver) drained(id string, h *legacyHeld) {
+	for _, s := range h.keys {
+		for _, l := range f.w.links {
+			for _, x := range l.writes {
+				if l.peer == f.n && x.Dst == s && !x.sent {
+					f.w.failf("%s: cancelled with write %d in flight", id, x.ID)
+				}
+			}
+		}
+	}
 }
 
 // cancelLegacy frees what a cancel names. A write to it that is still in flight
@@ -134,23 +164,21 @@ func (f *fakeReceiver) cancelLegacy(m *msg.CancelNotif) {
 	}
 	for _, key := range m.Keys {
 		s, ok := h.keys[key]
+		if h.shared[key] {
+			delete(h.shared, key)
+			continue
+		}
 		if !ok {
 			if !h.unclean {
 				f.w.failf("%s: a cancel of %s, which it does not hold", m.ReqID, key)
 			}
 			continue
 		}
-		for _, l := range f.w.links {
-			for _, x := range l.writes {
-				if l.peer == f.n && x.Dst == s && !x.sent {
-					f.w.failf("%s: cancelled with write %d in flight", m.ReqID, x.ID)
-				}
-			}
-		}
+		f.drained(m.ReqID, &legacyHeld{keys: map[string]kv.SlotID{key: s}})
 		delete(h.keys, key)
 		delete(f.legacy.taken, s)
 	}
-	h.left = 0
+	h.left, h.tracked, h.cancelled = 0, false, true
 }
 
 func (f *fakeReceiver) landedLegacy(dst kv.SlotID) {
@@ -171,7 +199,7 @@ func (w *world) legacyMoves() bool {
 	for _, f := range w.recvs {
 		l := f.legacy
 		for _, id := range w.names { // the decoder reads what its proxy was told of
-			if h := l.reqs[id]; h != nil && w.reqs[id].notified > 0 && len(h.keys) > 0 {
+			if h := l.reqs[id]; h != nil && w.reqs[id].notified > 0 && len(h.keys)+len(h.shared) > 0 {
 				f.rollBack(id)
 				return true
 			}
@@ -179,7 +207,7 @@ func (w *world) legacyMoves() bool {
 		for i, a := range l.waiting {
 			if a.m.TotalChunks <= l.free() {
 				l.waiting = slices.Delete(l.waiting, i, i+1)
-				l.reqs[a.m.ReqID] = &legacyHeld{total: a.m.TotalChunks, left: a.m.TotalChunks, keys: map[string]kv.SlotID{}, seen: map[string]bool{}, landed: map[kv.SlotID]bool{}}
+				l.reqs[a.m.ReqID] = &legacyHeld{total: a.m.TotalChunks, left: a.m.TotalChunks, keys: map[string]kv.SlotID{}, shared: map[string]bool{}, tracked: true, unclean: w.conns[a.k.id] != a.k, seen: map[string]bool{}, landed: map[kv.SlotID]bool{}}
 				l.later = append(l.later, legacyAsk{k: a.k, m: a.m, answer: &msg.AllocResponse{}})
 				return true
 			}
@@ -189,8 +217,8 @@ func (w *world) legacyMoves() bool {
 			a := l.later[i]
 			l.later = slices.Delete(l.later, i, i+1)
 			if a.k.gone || w.conns[a.k.id] != a.k {
-				if h := l.reqs[a.m.ReqID]; h != nil {
-					h.unclean = true
+				if h := l.reqs[a.m.ReqID]; h != nil && h.cancelled {
+					h.unclean = true // the cancel did not name what was granted before
 				}
 			} else {
 				a.k.toS = append(a.k.toS, a.answer)
@@ -209,7 +237,7 @@ func (w *world) legacyMoves() bool {
 func (w *world) checkLegacyRest() {
 	for _, f := range w.recvs {
 		for id, h := range f.legacy.reqs {
-			if !h.unclean && !f.was[id] && !w.lossy && (h.left > 0 || len(h.keys) > 0) {
+			if !h.unclean && !f.was[id] && !w.lossy && (h.left > 0 || len(h.keys)+len(h.shared) > 0) {
 				w.failf("%s has ended as %s; its receiver holds %d reserved and %d keys", id, w.reqs[id].ending.Ending, h.left, len(h.keys))
 			}
 		}
