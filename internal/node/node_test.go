@@ -1,0 +1,579 @@
+package node
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/berthkv/berth/internal/fault"
+	"github.com/berthkv/berth/internal/kv"
+	"github.com/berthkv/berth/internal/link"
+	"github.com/berthkv/berth/internal/localapi"
+	"github.com/berthkv/berth/internal/msg"
+	"github.com/berthkv/berth/internal/wire"
+)
+
+// begin asks for a request at the rig's receiver.
+func (r *rig) begin(req string, total int64) {
+	r.t.Helper()
+	must[*localapi.Done](r.t, r.sendEnd, r.send, 1, &localapi.Begin{Req: req, TotalChunks: total, Host: "h", AllocPort: 1})
+}
+
+func (r *rig) granted(req string) {
+	r.t.Helper()
+	event(r.t, r.sendEnd, req+" granted", func(e *localapi.Granted) bool { return e.Req == req })
+}
+
+func (r *rig) ended(req string) *localapi.Ended {
+	r.t.Helper()
+	return event(r.t, r.sendEnd, req+" ended", func(e *localapi.Ended) bool { return e.Req == req })
+}
+
+// submit stages chunks and submits them all.
+func (r *rig) submit(req string, total int) {
+	r.t.Helper()
+	slots := must[*localapi.Slots](r.t, r.sendEnd, r.send, 1, &localapi.Stage{Req: req, N: int64(total)}).Slots
+	s := &localapi.Submit{Req: req, HasEnd: true, End: int64(total)}
+	for i, slot := range slots {
+		copy(r.pools[0].Slot(slot), content(req, i))
+		s.Chunks = append(s.Chunks, localapi.Staged{Index: int64(i), Key: fmt.Sprint(i), Slot: slot, Tokens: tokens})
+	}
+	must[*localapi.Done](r.t, r.sendEnd, r.send, 1, s)
+}
+
+func content(req string, chunk int) []byte {
+	return bytes.Repeat([]byte(fmt.Sprintf("%s/%d;", req, chunk)), slotBytes)[:slotBytes]
+}
+
+// receive waits, claims, compares and releases.
+func (r *rig) receive(req string, total int) {
+	r.t.Helper()
+	if e := must[*localapi.Ending](r.t, r.recvEnd, r.recv, 1, &localapi.Wait{Req: req, DeadlineMS: limit.Milliseconds()}); e.Ending != msg.EndReady {
+		r.t.Fatalf("%s ended as %+v", req, e)
+	}
+	got := must[*localapi.Claimed](r.t, r.recvEnd, r.recv, 1, &localapi.Claim{By: "me", Req: req})
+	if len(got.Chunks) != total {
+		r.t.Fatalf("%d chunks claimed of %d", len(got.Chunks), total)
+	}
+	for i, c := range got.Chunks {
+		if !bytes.Equal(r.pools[1].Slot(c.Slot), content(req, i)) {
+			r.t.Errorf("chunk %d of %s has other bytes", i, req)
+		}
+	}
+	must[*localapi.Done](r.t, r.recvEnd, r.recv, 1, &localapi.Release{By: "me", Req: req})
+}
+
+func (r *rig) attachBoth() {
+	r.t.Helper()
+	r.sendEnd.attach(r.t, r.send, 1)
+	r.recvEnd.attach(r.t, r.recv, 1)
+}
+
+// TestNode_moves: every action of a whole transfer is carried out, over a link
+// that writes and over one that is pulled from, with checksums; nothing is left.
+func TestNode_moves(t *testing.T) {
+	for name, mode := range map[string]link.Mode{"stream": link.Stream, "pull": link.Pull} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, options{mode: mode})
+			r.attachBoth()
+			for i := range 3 {
+				req := fmt.Sprintf("req-%d", i)
+				r.begin(req, 4)
+				r.granted(req)
+				r.submit(req, 4)
+				if e := r.ended(req); e.Ending != msg.EndReady {
+					t.Fatalf("%+v", e)
+				}
+				r.receive(req, 4)
+			}
+			until(t, r.send, "idle", idle)
+			until(t, r.recv, "idle", idle)
+			s := status(t, r.recv)
+			if s.Totals != (Totals{3, 12, 12 * slotBytes}) || s.Timings.Transfer.Count != 3 || !s.Ready {
+				t.Errorf("%+v", s)
+			}
+			if s := status(t, r.send); len(s.Peers) != 1 || s.Peers[0].Link != "mem" || s.Peers[0].State != "up" {
+				t.Errorf("peers %+v", s.Peers)
+			}
+			if c := r.recv.Stats().Snapshot(); c.Endings[Label{"receive", "ready", ""}] != 3 || c.Messages["in"] == 0 || c.Messages["out"] == 0 {
+				t.Errorf("counters %+v", c)
+			}
+		})
+	}
+}
+
+// TestNode_close: the second Close is harmless; what comes later is refused, not
+// hung; what waits for the node is told.
+func TestNode_close(t *testing.T) {
+	r := newRig(t, options{})
+	r.attachBoth()
+	r.net.hold(true)
+	r.begin("live", 4)
+	r.granted("live")
+	r.submit("live", 4)
+	until(t, r.recv, "granted", func(s Status) bool { return s.Pool.Granted == 4 })
+	r.send.Close()
+	r.send.Close()
+	r.recv.Close()
+	if _, err := r.recv.Status(t.Context()); err == nil {
+		t.Error("a closed node has a status")
+	}
+	// Endpoints outlive the loop: what they still say goes nowhere.
+	r.recv.RouterEvents().Message(1, encode(t, &msg.Heartbeat{Seq: 1}))
+	r.recv.LocalEvents().Request(1, 99, &localapi.Status{})
+	r.recv.Drain()
+	r.net.sever()
+}
+
+// TestNode_close_while_it_connects: Close ends a dial and a link's hello that
+// hang, and what a connection attempt brings after that is closed again.
+func TestNode_close_while_it_connects(t *testing.T) {
+	closed := make(chan struct{})
+	for name, late := range map[string]ControlConn{"hangs": nil, "brings a connection late": closer(func() { close(closed) })} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, options{})
+			begun := make(chan struct{})
+			r.wires.set(func() {
+				r.wires.instead = func(ctx context.Context, _ DialEvents) (ControlConn, error) {
+					close(begun)
+					<-ctx.Done()
+					if late != nil {
+						return late, nil
+					}
+					return nil, ctx.Err()
+				}
+			})
+			r.attachBoth()
+			r.begin("x", 1)
+			await(t, begun, "the dial")
+			r.send.Close()
+			if late != nil {
+				await(t, closed, "the connection's end")
+			}
+		})
+	}
+}
+
+type closer func()
+
+func (closer) Send([]byte) error { return nil }
+func (c closer) Close()          { c() }
+
+func await(t *testing.T, c <-chan struct{}, what string) {
+	t.Helper()
+	select {
+	case <-c:
+	case <-time.After(limit):
+		t.Fatalf("%s did not come in %v", what, limit)
+	}
+}
+
+// TestNode_dial_timeout: a dial has a deadline, which is one peer's alone, and
+// is tried again.
+func TestNode_dial_timeout(t *testing.T) {
+	r := newRig(t, options{timeout: 20 * time.Millisecond})
+	r.wires.set(func() {
+		r.wires.instead = func(ctx context.Context, _ DialEvents) (ControlConn, error) {
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}
+	})
+	r.attachBoth()
+	r.begin("x", 1)
+	eventually(t, "dialled again", func() bool { return r.wires.dialled() > 1 })
+	r.wires.set(func() { r.wires.instead = nil })
+	r.granted("x")
+	if status(t, r.send).Waiting != 0 {
+		t.Error("it waits")
+	}
+}
+
+// TestNode_peer_that_reads_nothing: a control connection whose queue is full is
+// closed at either end, and the request goes on over a new one.
+func TestNode_peer_that_reads_nothing(t *testing.T) {
+	r := newRig(t, options{})
+	r.attachBoth()
+	r.begin("a", 1)
+	r.granted("a")
+	first := r.wires.dialled()
+	r.wires.set(func() { r.wires.full = true })
+	r.submit("a", 1)
+	eventually(t, "dialled again", func() bool { return r.wires.dialled() > first })
+	r.wires.set(func() { r.wires.full = false })
+	if e := r.ended("a"); e.Ending != msg.EndReady {
+		t.Fatalf("%+v", e)
+	}
+	r.receive("a", 1)
+	until(t, r.recv, "idle", idle)
+}
+
+// TestNode_link_down: a link that goes down is released and ends its requests;
+// the next one takes a new link.
+func TestNode_link_down(t *testing.T) {
+	r := newRig(t, options{})
+	r.attachBoth()
+	r.net.hold(true)
+	r.begin("a", 2)
+	r.granted("a")
+	r.submit("a", 2)
+	until(t, r.send, "writing", func(s Status) bool { return s.Staging.Writing == 2 })
+	r.net.sever()
+	if e := r.ended("a"); e.Ending != msg.EndFailed || e.Reason != fault.PeerLost {
+		t.Fatalf("%+v", e)
+	}
+	until(t, r.send, "idle", idle)
+	until(t, r.recv, "idle", idle)
+	r.net.mu.Lock()
+	r.net.Heal(kv.Incarnation{1}, kv.Incarnation{2})
+	r.net.mu.Unlock()
+	r.net.hold(false)
+	r.begin("b", 2)
+	r.granted("b")
+	r.submit("b", 2)
+	r.receive("b", 2)
+}
+
+// TestNode_messages_before_timers: a node that was stopped for longer than a
+// lease steps what came meanwhile before it judges who was silent.
+func TestNode_messages_before_timers(t *testing.T) {
+	var now atomic.Int64
+	r := newRig(t, options{clock: func() kv.Instant { return kv.Instant(now.Load()) }})
+	r.attachBoth()
+	r.begin("a", 2)
+	r.granted("a")
+
+	// The loop is stopped in the middle of an answer, time passes, and a
+	// heartbeat waits behind it.
+	stopped, goOn := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	r.recvEnd.set(func() {
+		r.recvEnd.block = func(kv.CallID) { once.Do(func() { close(stopped); <-goOn }) }
+	})
+	_, answer := r.recvEnd.begin(r.recv, 1, &localapi.Status{})
+	await(t, stopped, "the stop")
+	now.Add(int64(9 * kv.Second)) // of a lease of 10
+	r.wires.conn(1).Send(encode(t, &msg.Heartbeat{Seq: 1 << 40}))
+	in := r.recv.Stats().Snapshot().Messages["in"]
+	eventually(t, "in the mailbox", func() bool { return r.recv.Stats().Snapshot().Messages["in"] >= in })
+	eventually(t, "queued", func() bool { r.recv.mail.mu.Lock(); defer r.recv.mail.mu.Unlock(); return len(r.recv.mail.queue) > 0 })
+	now.Add(int64(9 * kv.Second))
+	close(goOn)
+	<-answer
+	s := status(t, r.recv)
+	if len(s.Requests) != 1 || s.Requests[0].State != "admitted" || s.Sessions != 1 {
+		t.Errorf("after the stop: %+v", s)
+	}
+	if r.recvLogs.count("lease_expired") != 0 {
+		t.Error("a lease has run out although its heartbeat was there")
+	}
+}
+
+// TestNode_timers: a wake-up that a core asks for comes, without any event.
+func TestNode_timers(t *testing.T) {
+	r := newRig(t, options{})
+	r.attachBoth()
+	if code := r.recvEnd.code(t, r.recv, 1, &localapi.Wait{Req: "nobody", DeadlineMS: 20}); code != fault.Deadline {
+		t.Errorf("a wait ended with %s", code)
+	}
+}
+
+// TestNode_local_calls: which calls are whose, and what each gets that may not.
+func TestNode_local_calls(t *testing.T) {
+	r := newRig(t, options{})
+	r.attachBoth()
+	r.recv.LocalEvents().Connected(2, localapi.Cred{})
+	r.recv.LocalEvents().Connected(3, localapi.Cred{})
+	must[*localapi.HelloAnswer](t, r.recvEnd, r.recv, 3, &localapi.Hello{Version: 1, Part: localapi.Tool})
+	for _, c := range []struct {
+		name string
+		end  *local
+		n    *Node
+		conn kv.ConnID
+		req  localapi.Request
+		want fault.Code
+	}{
+		{"before hello", r.recvEnd, r.recv, 2, &localapi.Status{}, fault.HelloRequired},
+		{"before hello", r.recvEnd, r.recv, 2, &localapi.Claim{By: "b", Req: "x"}, fault.HelloRequired},
+		{"second hello", r.recvEnd, r.recv, 1, &localapi.Hello{Version: 1, Part: localapi.Worker, EngineID: "engine", Layout: &facts, Shape: shape}, fault.BadRequest},
+		{"sending at a receiver", r.recvEnd, r.recv, 1, &localapi.Begin{Req: "x", TotalChunks: 1, Host: "h", AllocPort: 1}, fault.Unsupported},
+		{"receiving at a sender", r.sendEnd, r.send, 1, &localapi.Claim{By: "b", Req: "x"}, fault.Unsupported},
+		{"drain by an engine", r.recvEnd, r.recv, 1, &localapi.Drain{}, fault.Unsupported},
+		{"claim by a tool", r.recvEnd, r.recv, 3, &localapi.Claim{By: "b", Req: "x"}, fault.Unsupported},
+		{"unknown", r.recvEnd, r.recv, 1, &localapi.Claim{By: "b", Req: "x"}, fault.Ended},
+		{"not granted", r.sendEnd, r.send, 1, &localapi.Stage{Req: "x", N: 1}, fault.NotGranted},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if code := c.end.code(t, c.n, c.conn, c.req); code != c.want {
+				t.Errorf("%T: %s, want %s", c.req, code, c.want)
+			}
+		})
+	}
+	t.Run("hang-up", func(t *testing.T) {
+		call, c := r.recvEnd.begin(r.recv, 1, &localapi.Wait{Req: "nobody", DeadlineMS: 60_000})
+		r.recv.LocalEvents().Hangup(call)
+		select {
+		case v := <-c:
+			if err, ok := v.(*fault.Error); !ok || err.Code != fault.Cancelled {
+				t.Errorf("a given-up wait got %v", v)
+			}
+		case <-time.After(limit):
+			t.Error("a given-up wait is not answered")
+		}
+	})
+	t.Run("drain", func(t *testing.T) {
+		must[*localapi.Done](t, r.recvEnd, r.recv, 3, &localapi.Drain{})
+		if s := status(t, r.recv); !s.Draining || s.Ready || s.NotReady != "draining" {
+			t.Errorf("%+v", s)
+		}
+		must[*localapi.Done](t, r.sendEnd, r.send, 1, &localapi.Begin{Req: "late", TotalChunks: 1, Host: "h", AllocPort: 1, DeadlineMS: 50})
+		if e := r.ended("late"); e.Ending != msg.EndFailed {
+			t.Errorf("a drained receiver took a request: %+v", e)
+		}
+	})
+}
+
+// TestNode_engine_lost: a claim outlives its connection until the engine's
+// process is gone.
+func TestNode_engine_lost(t *testing.T) {
+	r := newRig(t, options{})
+	r.attachBoth()
+	r.begin("a", 2)
+	r.granted("a")
+	r.submit("a", 2)
+	must[*localapi.Ending](t, r.recvEnd, r.recv, 1, &localapi.Wait{Req: "a", DeadlineMS: limit.Milliseconds()})
+	must[*localapi.Claimed](t, r.recvEnd, r.recv, 1, &localapi.Claim{By: "me", Req: "a"})
+	r.recv.LocalEvents().Disconnected(1)
+	until(t, r.recv, "quarantined", func(s Status) bool { return s.Pool.Quarantined == 2 && s.Engine == "" })
+	r.recv.LocalEvents().ProcessGone(1)
+	until(t, r.recv, "free", idle)
+}
+
+// TestNode_undecodable: what a peer sends that is no message is answered as
+// PROTOCOL says, and costs nothing else.
+func TestNode_undecodable(t *testing.T) {
+	r := newRig(t, options{})
+	answers := make(chan msg.Message, 10)
+	conn := r.wires.connect(DialEvents{Closed: func(error) {}, Message: func(b []byte) {
+		m, err := wire.Decode(b)
+		if err != nil {
+			t.Error(err)
+		}
+		answers <- m
+	}})
+	next := func() msg.Message {
+		t.Helper()
+		select {
+		case m := <-answers:
+			return m
+		case <-time.After(limit):
+			t.Fatal("no answer")
+			return nil
+		}
+	}
+	conn.Send([]byte("garbage"))
+	if m, ok := next().(*msg.AllocResponse); !ok || len(m.RemoteIndexes) != 1 || m.RemoteIndexes[0] != -1 {
+		t.Errorf("garbage is answered with %+v", m)
+	}
+	conn.Send(encode(t, &msg.Hello{Seq: 6, Min: 1, Max: 1, Role: msg.RoleTool, Node: "n", Incarnation: kv.Incarnation{7}}))
+	if m, ok := next().(*msg.HelloReply); !ok || m.Re != 6 {
+		t.Errorf("Hello is answered with %+v", m)
+	}
+	conn.Send([]byte("\x82\xa4type\xa5Dance\xa3seq\x07"))
+	if m, ok := next().(*msg.Error); !ok || m.Re != 7 || m.Code != fault.UnknownMessage {
+		t.Errorf("an unknown message is answered with %+v", m)
+	}
+}
+
+func encode(t *testing.T, m msg.Message) []byte {
+	t.Helper()
+	b, err := wire.Append(nil, m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// TestNode_log_is_limited: one kind of line has a limit, and what is left out is
+// counted.
+func TestNode_log_is_limited(t *testing.T) {
+	r := newRig(t, options{})
+	conn := r.wires.connect(DialEvents{Closed: func(error) {}, Message: func([]byte) {}})
+	const many = 400
+	for i := range many {
+		conn.Send(encode(t, &msg.AllocRequest{Keys: []string{"k"}, Fmt: 3, Shape: shape, DType: "uint8", LastChunkToks: tokens,
+			ReqID: fmt.Sprint(i), TotalChunks: slots + 1}))
+	}
+	eventually(t, "all refused", func() bool {
+		a := r.recv.Stats().Snapshot().Admissions
+		return a["too_large"]+a["busy"] == many // busy: all endings that may be kept are
+	})
+	lines, left := r.recvLogs.count("request_refused"), r.recv.Stats().Snapshot().Suppressed["request_refused"]
+	if lines >= many || lines == 0 || uint64(lines)+left != many {
+		t.Errorf("%d lines and %d left out, of %d", lines, left, many)
+	}
+}
+
+// TestNode_everybody_at_once gives the race detector something to look at: all
+// that may call in at any time does.
+func TestNode_everybody_at_once(t *testing.T) {
+	r := newRig(t, options{})
+	r.attachBoth()
+	var wg sync.WaitGroup
+	for i := range 4 {
+		wg.Go(func() {
+			for j := range 20 {
+				if _, err := r.recv.Status(t.Context()); err != nil {
+					t.Error(err)
+				}
+				r.recv.RouterEvents().Connected(kv.ConnID(1000+100*i+j), "x", "y")
+				r.recv.RouterEvents().Message(kv.ConnID(1000+100*i+j), []byte("garbage"))
+				r.recv.RouterEvents().Disconnected(kv.ConnID(1000 + 100*i + j))
+				r.recv.Handshaken("x")
+				r.recv.Stats().Snapshot()
+			}
+		})
+	}
+	for i := range 8 {
+		req := fmt.Sprint(i)
+		r.begin(req, 3)
+		r.granted(req)
+		r.submit(req, 3)
+		r.receive(req, 3)
+	}
+	wg.Wait()
+	until(t, r.recv, "idle", idle)
+}
+
+// TestMailbox: peers' events wait when it is full, the loop's own never do, and
+// close lets everybody go.
+func TestMailbox(t *testing.T) {
+	m := newMailbox(2)
+	for i := range 2 {
+		if !m.put(i) {
+			t.Fatal("refused")
+		}
+	}
+	put := make(chan bool, 2)
+	go func() { put <- m.put("third") }()
+	if !m.post("own") { // never waits, above the limit too
+		t.Fatal("refused")
+	}
+	select {
+	case <-put:
+		t.Fatal("a put has gone beyond the limit")
+	default:
+	}
+	<-m.ready
+	if got := m.take(nil); len(got) < 3 || got[0] != 0 || got[1] != 1 {
+		t.Errorf("took %v", got)
+	}
+	if !<-put {
+		t.Error("a put that waited was refused")
+	}
+	for len(m.queue) < 2 { // no other goroutine uses m now
+		m.put("fill")
+	}
+	go func() { put <- m.put("fourth") }()
+	m.close()
+	if <-put {
+		t.Error("a put after close was taken")
+	}
+	if m.put(1) || m.post(1) {
+		t.Error("closed, and takes events")
+	}
+}
+
+// TestMailbox_bound: readers of a loop that is stopped wait, and Close frees
+// them.
+func TestMailbox_bound(t *testing.T) {
+	r := newRig(t, options{})
+	r.attachBoth()
+	stopped, goOn := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	r.recvEnd.set(func() {
+		r.recvEnd.block = func(kv.CallID) { once.Do(func() { close(stopped); <-goOn }) }
+	})
+	r.recvEnd.begin(r.recv, 1, &localapi.Status{})
+	await(t, stopped, "the stop")
+	const extra = 100
+	var through atomic.Int64
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for range mailboxLimit + extra {
+			r.recv.RouterEvents().Disconnected(12345)
+			through.Add(1)
+		}
+	}()
+	eventually(t, "full", func() bool { return through.Load() == mailboxLimit })
+	closed := make(chan struct{})
+	go func() { defer close(closed); r.recv.Close() }()
+	await(t, done, "the reader's end") // Close lets it go, while the loop still stands
+	close(goOn)
+	await(t, closed, "Close")
+}
+
+// TestInit: every message on the init port is answered.
+func TestInit(t *testing.T) {
+	r := newRig(t, options{})
+	h := handshake{}
+	for name, c := range map[string]struct {
+		h    DataHandshake
+		ask  []byte
+		want string
+	}{
+		"garbage":      {h, []byte("\xff"), "not a handshake"},
+		"empty":        {h, nil, "not a handshake"},
+		"mock":         {nil, initMessage(t, &wire.PySocketInitRequest{}), "ok"},
+		"without nixl": {nil, initMessage(t, &wire.NixlInitRequest{LocalMeta: []byte("m")}), "no nixl link"},
+		"init":         {h, initMessage(t, &wire.NixlInitRequest{LocalMeta: []byte("m")}), "ours"},
+		"refused":      {handshake{errors.New("no such backend")}, initMessage(t, &wire.NixlInitRequest{LocalMeta: []byte("m")}), "no such backend"},
+		"register":     {h, initMessage(t, &wire.NixlMemRegRequest{RemoteAgent: []byte("a"), LocalID: "id", LocalPages: []byte("p")}), "pages"},
+		"an answer":    {h, initMessage(t, &wire.NixlInitResponse{RemoteAgent: []byte("a")}), "is no request"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := r.recv.RespondInit(c.h, c.ask)
+			if _, err := wire.DecodeInit(b, slots); err != nil || !strings.Contains(string(b), c.want) {
+				t.Errorf("answered with %q, %v; want %q in it", b, err, c.want)
+			}
+		})
+	}
+}
+
+func initMessage(t *testing.T, m wire.InitMessage) []byte {
+	t.Helper()
+	b, err := wire.AppendInit(nil, m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+type handshake struct{ err error }
+
+func (h handshake) Init([]byte) (agent, ours []byte, err error) {
+	return []byte("agent"), []byte("ours"), h.err
+}
+func (h handshake) Register([]byte) ([]byte, error) { return []byte("pages"), h.err }
+
+// TestNotes: every kind of note has a name of its own.
+func TestNotes(t *testing.T) {
+	seen := map[string]bool{}
+	for _, k := range intakeNotes {
+		if k.name == "" || seen[k.name] {
+			t.Errorf("a note of intake is named %q", k.name)
+		}
+		seen[k.name] = true
+	}
+	for i, k := range outboundNotes {
+		if k.name == "" {
+			t.Errorf("note %d of outbound has no name", i)
+		}
+	}
+}
