@@ -274,6 +274,50 @@ func TestNode_messages_before_timers(t *testing.T) {
 	}
 }
 
+// TestNode_notify (r50): the proxy's port is told of each request once, and that
+// it cannot be reached harms nothing but the counter.
+func TestNode_notify(t *testing.T) {
+	port := &notifyPort{}
+	r := newRig(t, options{notify: port})
+	r.attachBoth()
+	for i, fail := range []error{nil, errFull} {
+		port.set(fail)
+		req := fmt.Sprint("req-", i)
+		r.begin(req, 1)
+		r.granted(req)
+		r.submit(req, 1)
+		if e := r.ended(req); e.Ending != msg.EndReady {
+			t.Fatalf("%+v", e)
+		}
+		r.receive(req, 1)
+	}
+	if want := encode(t, &msg.ProxyNotif{ReqID: "req-0"}); len(port.got) != 1 || !bytes.Equal(port.got[0], want) {
+		t.Errorf("the port got %q, want %q once", port.got, want)
+	}
+	if n := r.send.Stats().Snapshot().NotifyFail; n != 1 {
+		t.Errorf("%d failures are counted", n)
+	}
+	until(t, r.send, "idle", idle)
+}
+
+// notifyPort keeps what it gets, or refuses it.
+type notifyPort struct {
+	mu  sync.Mutex
+	err error
+	got [][]byte
+}
+
+func (p *notifyPort) set(err error) { p.mu.Lock(); defer p.mu.Unlock(); p.err = err }
+
+func (p *notifyPort) Push(b []byte) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.err == nil {
+		p.got = append(p.got, bytes.Clone(b))
+	}
+	return p.err
+}
+
 // TestNode_timers: a wake-up that a core asks for comes, without any event.
 func TestNode_timers(t *testing.T) {
 	r := newRig(t, options{})

@@ -54,7 +54,7 @@ type options struct {
 	mode    link.Mode
 	clock   func() kv.Instant // of the receiver
 	timeout time.Duration     // of a dial
-	window  int64
+	notify  Pusher            // the proxy's notify port
 }
 
 func newRig(t *testing.T, o options) *rig {
@@ -88,9 +88,9 @@ func newRig(t *testing.T, o options) *rig {
 		Attach: attach.Config{Facts: facts, Shape: shape, Quarantine: kv.Second},
 		Outbound: &outbound.Config{Node: "sender", Incarnation: inc[0], Secret: kv.Secret{9}, Facts: facts, Shape: shape, Staging: slots, MaxStage: slots / 2,
 			Dialect: "berth", Checksum: true, RequestTimeout: 60 * kv.Second, AllocationTimeout: 30 * kv.Second, WriteTimeout: 10 * kv.Second,
-			EndingTTL: 60 * kv.Second, SkipNotify: true, Window: 1 << 20, MaxWaiting: 100, MaxPeers: 10, MaxEndings: 100, LegacyConns: 1,
+			EndingTTL: 60 * kv.Second, SkipNotify: o.notify == nil, Window: 1 << 20, MaxWaiting: 100, MaxPeers: 10, MaxEndings: 100, LegacyConns: 1,
 			Links: []outbound.Link{{Name: "mem", Pull: caps.Mode == link.Pull, ExactFence: caps.ExactFence}}},
-	}, Deps{Dialer: r.wires, Senders: map[string]link.Sender{"mem": sender}, Local: r.sendEnd, Generations: words, Staging: r.pools[0],
+	}, Deps{Dialer: r.wires, Senders: map[string]link.Sender{"mem": sender}, Local: r.sendEnd, Generations: words, Staging: r.pools[0], Notify: o.notify,
 		PoolNames: []string{localapi.StagingPool}})
 	t.Cleanup(r.close)
 	return r
