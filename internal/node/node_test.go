@@ -213,6 +213,69 @@ func TestNode_peer_that_reads_nothing(t *testing.T) {
 	until(t, r.recv, "idle", idle)
 }
 
+// TestNode_control_cut: when the control connection breaks and both ends live,
+// what was admitted and what waits goes on over the next one.
+func TestNode_control_cut(t *testing.T) {
+	r := newRig(t, options{})
+	r.attachBoth()
+	r.begin("a", slots/2)
+	r.granted("a")
+	r.begin("b", slots)
+	until(t, r.recv, "waiting", func(s Status) bool { return s.Waiting == 1 })
+	for range 3 {
+		before := r.wires.dialled()
+		r.wires.cut()
+		eventually(t, "dialled again", func() bool { return r.wires.dialled() > before })
+	}
+	r.submit("a", slots/2)
+	if e := r.ended("a"); e.Ending != msg.EndReady {
+		t.Fatalf("%+v", e)
+	}
+	r.receive("a", slots/2)
+	r.granted("b")
+	must[*localapi.Ending](t, r.sendEnd, r.send, 1, &localapi.Cancel{Req: "b"})
+	until(t, r.recv, "idle", idle)
+	if n := r.recv.Stats().Snapshot().Endings[Label{"receive", "failed", "peer_lost"}]; n != 0 {
+		t.Errorf("%d requests were lost", n)
+	}
+}
+
+// TestNode_cut_while_a_commit_waits: the control connection, the data
+// connections or both break while the bytes and the Commit's answer are on their
+// way: the request becomes ready all the same.
+func TestNode_cut_while_a_commit_waits(t *testing.T) {
+	for name, cut := range map[string]struct{ control, data bool }{
+		"control": {true, false}, "data": {false, true}, "both": {true, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, options{})
+			r.attachBoth()
+			r.net.hold(true)
+			r.begin("a", 4)
+			r.granted("a")
+			r.submit("a", 4)
+			in := r.recv.Stats().Snapshot().Messages["in"]
+			until(t, r.send, "writing", func(s Status) bool { return s.Staging.Writing == 4 })
+			before := r.wires.dialled()
+			if cut.data {
+				r.net.cut()
+			}
+			if cut.control {
+				r.wires.cut()
+				eventually(t, "dialled again", func() bool { return r.wires.dialled() > before })
+				eventually(t, "sent again", func() bool { return r.recv.Stats().Snapshot().Messages["in"] > in })
+			}
+			r.net.hold(false)
+			if e := r.ended("a"); e.Ending != msg.EndReady {
+				t.Fatalf("%+v", e)
+			}
+			r.receive("a", 4)
+			until(t, r.send, "idle", idle)
+			until(t, r.recv, "idle", idle)
+		})
+	}
+}
+
 // TestNode_link_down: a link that goes down is released and ends its requests;
 // the next one takes a new link.
 func TestNode_link_down(t *testing.T) {

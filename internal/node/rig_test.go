@@ -161,6 +161,13 @@ func (m *memory) move() { // mu is held
 	}
 }
 
+// cut breaks the data connections; they are made again at once.
+func (m *memory) cut() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.Cut(kv.Incarnation{1}, kv.Incarnation{2})
+}
+
 func (m *memory) sever() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
