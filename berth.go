@@ -176,6 +176,9 @@ func (a *Agent) pool(name string, writable bool) (*arena.Pool, error) {
 		return nil, fmt.Errorf("pd_buffer_size: %w", err)
 	}
 	a.undo.add(p.Close)
+	if a.cfg.HugePages && !p.HugeTLB() {
+		a.log.Warn("huge_pages: too few are reserved (vm.nr_hugepages); the pool is on ordinary pages", "name", name)
+	}
 	a.log.Info("pool", "name", name, "slots", a.cfg.Capacity, "slot_bytes", a.cfg.SlotBytes, "bytes", int64(a.cfg.Capacity)*a.cfg.SlotBytes)
 	return p, nil
 }

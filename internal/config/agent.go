@@ -136,7 +136,7 @@ var options = []option{
 	text("peer_dialect", "auto", "sender: how receivers are spoken to", func(a *Agent) *string { return &a.PeerDialect }, "auto", "berth", "lmcache"),
 	text("legacy_data", "nixl", "none: the control plane alone meets LMCache peers, for tests", func(a *Agent) *string { return &a.LegacyData }, "nixl", "none"),
 	boolean("checksum", "false", "CRC32C of every chunk, verified before it counts", func(a *Agent) *bool { return &a.Checksum }),
-	boolean("huge_pages", "false", "pools on 2 MiB pages reserved by the operator; an error if there are too few", func(a *Agent) *bool { return &a.HugePages }),
+	boolean("huge_pages", "false", "pools on the huge pages reserved by the operator; a warning and ordinary pages if there are too few", func(a *Agent) *bool { return &a.HugePages }),
 	text("log_level", "info", "", func(a *Agent) *string { return &a.LogLevel }, "debug", "info", "warn", "error"),
 
 	seconds("request_timeout_sec", "600", "deadline of a request that brings none", func(a *Agent) *kv.Duration { return &a.RequestTimeout }),

@@ -6,6 +6,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -58,6 +59,19 @@ func TestStart_fails_loudly(t *testing.T) {
 	s := receiving(t, 2).with(settings{"local_socket": filepath.Join(socketDir(t), "a.sock"), "pd_peer_host": ip})
 	if _, err := berth.StartAgent(t.Context(), config(t, s), slog.New(slog.NewTextHandler(io.Discard, nil))); err == nil || !strings.Contains(err.Error(), "peer_allow") {
 		t.Errorf("a receiver at %s without peer_allow: %v", ip, err)
+	}
+}
+
+// Huge pages that are asked for and not to be had are no error, and not silent.
+func TestStart_huge_pages(t *testing.T) {
+	b, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	had := !strings.Contains(string(b), "HugePages_Free:        0\n") && strings.Contains(string(b), "HugePages_Free:")
+	a := startAgent(t, receiving(t, 2).with(settings{"huge_pages": "true"}))
+	if warned := strings.Contains(a.logs.String(), "huge_pages: too few"); warned == had {
+		t.Errorf("huge pages are there: %v; warned: %v", had, warned)
 	}
 }
 
