@@ -5,6 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -669,18 +672,30 @@ func (h handshake) Init([]byte) (agent, ours []byte, err error) {
 }
 func (h handshake) Register([]byte) ([]byte, error) { return []byte("pages"), h.err }
 
-// TestNotes: every kind of note has a name of its own.
+// TestNotes: every kind of note has a name of its own, and docs/metrics.md has
+// exactly these, since they are the label of a metric.
 func TestNotes(t *testing.T) {
-	seen := map[string]bool{}
-	for _, k := range intakeNotes {
-		if k.name == "" || seen[k.name] {
-			t.Errorf("a note of intake is named %q", k.name)
-		}
-		seen[k.name] = true
+	doc, err := os.ReadFile("../../docs/metrics.md")
+	if err != nil {
+		t.Fatal(err)
 	}
-	for i, k := range outboundNotes {
-		if k.name == "" {
-			t.Errorf("note %d of outbound has no name", i)
+	m := regexp.MustCompile("(?s)Kinds of events, `receive` side: (.*?)\\. `send` side: (.*?)\\.\n").FindStringSubmatch(string(doc))
+	if m == nil {
+		t.Fatal("docs/metrics.md has no list of the kinds of events")
+	}
+	for i, kinds := range [][]noteKind{intakeNotes[:], outboundNotes[:]} {
+		var want []string
+		for word := range strings.SplitSeq(regexp.MustCompile(`(?s)\(.*?\)`).ReplaceAllString(m[i+1], ""), ",") {
+			want = append(want, strings.TrimSpace(word))
+		}
+		var got []string
+		for _, k := range kinds {
+			got = append(got, k.name)
+		}
+		slices.Sort(got)
+		slices.Sort(want)
+		if !slices.Equal(got, want) {
+			t.Errorf("the kinds are %q, docs/metrics.md has %q", got, want)
 		}
 	}
 }

@@ -10,8 +10,8 @@ import (
 	"github.com/berthkv/berth/internal/outbound"
 )
 
-// Status is the body of /v1/status. Its names are stable (docs: README,
-// "Stable names"); R1 holds in every answer, because the loop takes it between
+// Status is the body of /v1/status, which is stable: scripts rely on its names.
+// R1 holds in every answer, because the loop takes it between
 // two steps.
 type Status struct {
 	Node        string          `json:"node"`
