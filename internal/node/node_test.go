@@ -305,9 +305,9 @@ func TestNode_link_down(t *testing.T) {
 	r.receive("b", 2)
 }
 
-// TestNode_messages_before_timers: a node that was stopped for longer than a
-// lease steps what came meanwhile before it judges who was silent.
-func TestNode_messages_before_timers(t *testing.T) {
+// TestNode_stopped: a node that was stopped for longer than a lease does not
+// judge who was silent by that.
+func TestNode_stopped(t *testing.T) {
 	var now atomic.Int64
 	r := newRig(t, options{clock: func() kv.Instant { return kv.Instant(now.Load()) }})
 	r.attachBoth()
@@ -558,6 +558,44 @@ func TestNode_everybody_at_once(t *testing.T) {
 	}
 	wg.Wait()
 	until(t, r.recv, "idle", idle)
+}
+
+// TestLoop: all that waits is stepped before a wake-up that is due, also what
+// comes meanwhile; a wake-up comes by itself; the loop ends with its context.
+func TestLoop(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	mail := newMailbox(10)
+	due := kv.Instant(5)
+	var order []any
+	woke := 0
+	l := loop{ctx: ctx, mail: mail, clock: func() kv.Instant { return 10 },
+		dispatch: func(ev any) {
+			if order = append(order, ev); ev == "second" {
+				mail.post("third")
+			}
+		},
+		tick: func(now kv.Instant) bool {
+			if due > now {
+				return false
+			}
+			if order = append(order, "timer"); len(order) > 4 {
+				due = kv.Never
+				cancel()
+				return true
+			}
+			due = now // and again, at once
+			return true
+		},
+		next: func() kv.Instant { return due },
+		woke: func(n int) { woke += n },
+	}
+	mail.post("first")
+	mail.post("second")
+	l.run()
+	if want := []any{"first", "second", "third", "timer", "timer"}; !slices.Equal(order, want) || woke != 3 {
+		t.Errorf("order %v, %d events; want %v", order, woke, want)
+	}
 }
 
 // TestMailbox: peers' events wait when it is full, the loop's own never do, and
