@@ -219,9 +219,13 @@ func (m *model) counts() Counts {
 }
 
 func TestAgainstModel(t *testing.T) {
-	for seed := range uint64(300) {
+	for seed := range uint64(50_000) {
+		length := 30
+		if seed < 200 {
+			length = 400
+		}
 		rng := rand.New(rand.NewPCG(seed, 1))
-		history(t, fmt.Sprint("seed ", seed), rng, func(step int) bool { return step < 400 })
+		history(t, fmt.Sprint("seed ", seed), rng, func(step int) bool { return step < length })
 	}
 }
 
