@@ -26,6 +26,8 @@ test: ## run the whole test suite with the race detector
 	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "make test needs Python 3.10 or later; this is $$(python3 --version)"; exit 1; }
 	$(GO) test -race -shuffle=on -timeout 15m ./...
 	$(GO) test -race -tags nixl ./internal/config
+	@echo "all random histories of reserve and outbound: fewer run with the race detector"
+	$(GO) test -run 'TestAgainstModel|TestRandomHistories' ./internal/reserve ./internal/outbound
 
 # Real LMCache peers, in an environment of their own outside the checkout.
 LMCACHE := $(CACHE)/lmcache-1

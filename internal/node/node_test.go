@@ -123,6 +123,14 @@ func TestNode_close(t *testing.T) {
 	until(t, r.recv, "granted", func(s Status) bool { return s.Pool.Granted == 4 })
 	r.send.Close()
 	r.send.Close()
+	select {
+	case <-r.wires.conn(1).over:
+	default:
+		t.Error("Close leaves a control connection")
+	}
+	if r.net.closed != 1 {
+		t.Error("Close leaves a link")
+	}
 	r.recv.Close()
 	if _, err := r.recv.Status(t.Context()); err == nil {
 		t.Error("a closed node has a status")

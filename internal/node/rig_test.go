@@ -144,8 +144,9 @@ func idle(s Status) bool {
 // written moves at once, unless held.
 type memory struct {
 	*memlink.Network
-	mu   sync.Mutex
-	held bool
+	mu     sync.Mutex
+	held   bool
+	closed int // connections
 }
 
 func (m *memory) hold(held bool) {
@@ -235,7 +236,10 @@ func (c memoryConn) do(f func()) {
 func (c memoryConn) Write(ws []link.Write)     { c.do(func() { c.Conn.Write(ws) }) }
 func (c memoryConn) Abort(ids []link.WriteID)  { c.do(func() { c.Conn.Abort(ids) }) }
 func (c memoryConn) Settle(ids []link.WriteID) { c.do(func() { c.Conn.Settle(ids) }) }
-func (c memoryConn) Close() (err error)        { c.do(func() { err = c.Conn.Close() }); return err }
+func (c memoryConn) Close() (err error) {
+	c.do(func() { c.m.closed++; err = c.Conn.Close() })
+	return err
+}
 
 type generations struct {
 	mu    sync.Mutex

@@ -220,19 +220,18 @@ func (m *model) counts() Counts {
 
 func TestAgainstModel(t *testing.T) {
 	for seed := range uint64(50_000) {
-		length := 30
+		length, slots := 30, 6 // many short ones, and some long ones of larger pools
 		if seed < 200 {
-			length = 400
+			length, slots = 400, 100
 		}
 		rng := rand.New(rand.NewPCG(seed, 1))
-		history(t, fmt.Sprint("seed ", seed), rng, func(step int) bool { return step < length })
+		history(t, fmt.Sprint("seed ", seed), rng, 1+rng.IntN(slots), func(step int) bool { return step < length })
 	}
 }
 
 // history makes moves on a pool and on the model while more says so.
-func history(t *testing.T, name string, rng *rand.Rand, more func(step int) bool) {
+func history(t *testing.T, name string, rng *rand.Rand, n int, more func(step int) bool) {
 	t.Helper()
-	n := 1 + rng.IntN(100)
 	p, m := New(n), &model{slots: make([]Slot, n)}
 	for step := 0; more(step); step++ {
 		s := kv.SlotID(rng.IntN(n))
@@ -318,7 +317,8 @@ func FuzzSteps(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		in := &bytesSource{b}
-		history(t, "fuzz", rand.New(in), func(step int) bool { return len(in.b) > 0 && step < 1000 })
+		rng := rand.New(in)
+		history(t, "fuzz", rng, 1+rng.IntN(100), func(step int) bool { return len(in.b) > 0 && step < 1000 })
 	})
 }
 
