@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berthkv/berth/internal/arena"
+	"github.com/berthkv/berth/internal/fault"
 	"github.com/berthkv/berth/internal/kv"
 	"github.com/berthkv/berth/internal/link"
 	"github.com/berthkv/berth/internal/link/shmlink"
@@ -171,7 +172,7 @@ func (m *memory) link(name string, size int64) (c *linkCopier, err error) {
 func (c *linkCopier) receiver(name, path string, pool link.Pool) (err error) {
 	ev := link.ReceiverEvents{
 		Landed: func(l []link.Landing) { c.landed <- l },
-		Failed: func(_ kv.SlotID, _ kv.Generation, text string) { c.fail(errors.New(text)) },
+		Failed: func(_ kv.SlotID, _ kv.Generation, err *fault.Error) { c.fail(err) },
 		Fenced: func(_ kv.Generation, slots []kv.SlotID) {
 			for _, s := range slots {
 				c.fenced <- s

@@ -3,6 +3,7 @@ package explore
 import (
 	"slices"
 
+	"github.com/berthkv/berth/internal/fault"
 	"github.com/berthkv/berth/internal/intake"
 	"github.com/berthkv/berth/internal/kv"
 	"github.com/berthkv/berth/internal/outbound"
@@ -441,7 +442,7 @@ func (w *world) copyFails(r, i int) {
 	w.recv(r).copies = slices.Delete(w.recv(r).copies, i, i+1)
 	w.recv(r).slots[p.slot].filling = 0
 	w.stepR(r, ev(evFailed, uint64(p.slot), uint64(p.gen)), func() intake.Event {
-		return intake.Failed{Slot: p.slot, Generation: p.gen, Text: "the source changed"}
+		return intake.Failed{Slot: p.slot, Generation: p.gen, Err: fault.New(fault.StaleGeneration, "the source changed")}
 	})
 }
 

@@ -275,7 +275,7 @@ func (x *chaos) data() Event {
 	case revoked && chance(x.picker, 70):
 		return Fenced{Generation: g.gen, Slots: []kv.SlotID{s}}
 	case chance(x.picker, 2):
-		return Failed{Slot: s, Generation: g.gen, Text: "wrong length"}
+		return Failed{Slot: s, Generation: g.gen, Err: fault.New([]fault.Code{fault.BadRequest, fault.StaleGeneration, fault.PeerLost}[x.pick(3)], "failed")}
 	}
 	return Landed{Slot: s, Generation: g.gen, Bytes: int64(64 - x.pick(50)/49)}
 }

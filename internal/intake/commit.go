@@ -304,8 +304,9 @@ func (c *Core) landed(e Landed) {
 	}
 }
 
-// failed: the bytes under way into a slot will not arrive: a frame of a wrong
-// length, a source that changed.
+// failed: the bytes under way into a slot will not arrive. That their source was
+// handed out again is no ending: their owner has given the request up, and its
+// Cancel, or the end of its session, is on its way and says why.
 func (c *Core) failed(e Failed) {
 	r := c.granted[e.Generation]
 	if r == nil || r.state != admitted {
@@ -314,7 +315,13 @@ func (c *Core) failed(e Failed) {
 	if s := c.pool.Slot(e.Slot); s.Generation != e.Generation || s.State != slot.Granted || s.Landed {
 		return
 	}
-	c.violation(r, fault.New(fault.BadRequest, "%s", e.Text))
+	switch e.Err.Code {
+	case fault.StaleGeneration:
+	case fault.PeerLost:
+		c.end(r, failedBy(e.Err), byReceiver)
+	default:
+		c.violation(r, e.Err)
+	}
 }
 
 // becomeReady ends a request as ready: every chunk is committed.

@@ -52,11 +52,12 @@ type Landed struct {
 	Sum        uint32
 }
 
-// Failed: the transfer under way into a slot failed at this end.
+// Failed: the transfer under way into a slot failed at this end. The code says
+// whose doing it is: link.ReceiverEvents.
 type Failed struct {
 	Slot       kv.SlotID
 	Generation kv.Generation
-	Text       string
+	Err        *fault.Error
 }
 
 // Fenced: nobody writes these slots under that generation any more.

@@ -229,8 +229,12 @@ func (s *script) line(f []string) {
 			s.step(Landed{Slot: kv.SlotID(k), Generation: kv.Generation(a.at(0)), Bytes: a.num("bytes", 64),
 				HasSum: a.val["sum"] != "", Sum: uint32(a.num("sum", 0))})
 		}
-	case "failed": // failed GEN SLOT
-		s.step(Failed{Slot: kv.SlotID(a.at(1)), Generation: kv.Generation(a.at(0)), Text: "a frame of 32 bytes for a chunk of 64"})
+	case "failed": // failed GEN SLOT code=
+		err := fault.New(fault.BadRequest, "a frame of 32 bytes for a chunk of 64")
+		if code := a.val["code"]; code != "" {
+			err = fault.New(fault.Code(code), "for another reason")
+		}
+		s.step(Failed{Slot: kv.SlotID(a.at(1)), Generation: kv.Generation(a.at(0)), Err: err})
 	case "fenced": // fenced GEN SLOTS
 		var slots []kv.SlotID
 		for _, k := range a.numbers(1) {

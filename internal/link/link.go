@@ -18,6 +18,7 @@ package link
 import (
 	"context"
 
+	"github.com/berthkv/berth/internal/fault"
 	"github.com/berthkv/berth/internal/kv"
 )
 
@@ -82,10 +83,12 @@ type PullItem struct {
 type ReceiverEvents struct {
 	// Landed: these chunks are in their slots.
 	Landed func([]Landing)
-	// Failed: this slot will not be filled by the transfer under way: a frame
-	// of a wrong length, a pull whose source changed. The text names both
-	// numbers.
-	Failed func(slot kv.SlotID, gen kv.Generation, text string)
+	// Failed: this slot will not be filled by the transfer under way. The code
+	// is stale_generation for a pull whose source has been handed out again,
+	// which its owner may do once it has given the request up; bad_request for
+	// what no owner may do, such as a frame of a wrong length. The text names
+	// both numbers.
+	Failed func(slot kv.SlotID, gen kv.Generation, err *fault.Error)
 	// Fenced: nobody writes these slots under gen any more. Only with
 	// Caps.ExactFence, once for each revoked slot.
 	Fenced func(gen kv.Generation, slots []kv.SlotID)

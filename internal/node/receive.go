@@ -3,6 +3,7 @@ package node
 import (
 	"errors"
 
+	"github.com/berthkv/berth/internal/fault"
 	"github.com/berthkv/berth/internal/intake"
 	"github.com/berthkv/berth/internal/kv"
 	"github.com/berthkv/berth/internal/link"
@@ -64,8 +65,8 @@ func (n *Node) ReceiverEvents(name string) link.ReceiverEvents {
 				n.mail.post(intake.Landed{Slot: l.Slot, Generation: l.Generation, Bytes: l.Bytes, HasSum: l.HasSum, Sum: l.Sum})
 			}
 		},
-		Failed: func(slot kv.SlotID, gen kv.Generation, text string) {
-			n.mail.post(intake.Failed{Slot: slot, Generation: gen, Text: text})
+		Failed: func(slot kv.SlotID, gen kv.Generation, err *fault.Error) {
+			n.mail.post(intake.Failed{Slot: slot, Generation: gen, Err: err})
 		},
 		Fenced: func(gen kv.Generation, slots []kv.SlotID) {
 			n.mail.post(intake.Fenced{Generation: gen, Slots: slots})

@@ -10,6 +10,7 @@ import (
 	"hash/crc32"
 	"time"
 
+	"github.com/berthkv/berth/internal/fault"
 	"github.com/berthkv/berth/internal/kv"
 	"github.com/berthkv/berth/internal/link"
 )
@@ -183,7 +184,7 @@ func (r *receiver) Pull(owner kv.Incarnation, gen kv.Generation, items []link.Pu
 
 func (r *receiver) pass(p pull) {
 	if r.plan.Lose != nil && r.plan.Lose(link.Write{Src: p.item.Src, Dst: p.item.Slot, Generation: p.gen, Bytes: p.item.Bytes}) {
-		r.ev.Failed(p.item.Slot, p.gen, errPlan.Error())
+		r.ev.Failed(p.item.Slot, p.gen, fault.New(fault.BadRequest, "%v", errPlan))
 		return
 	}
 	r.Receiver.Pull(p.owner, p.gen, []link.PullItem{p.item})

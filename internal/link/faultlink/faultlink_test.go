@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/berthkv/berth/internal/fault"
 	"github.com/berthkv/berth/internal/kv"
 	"github.com/berthkv/berth/internal/link"
 	"github.com/berthkv/berth/internal/link/linktest"
@@ -181,7 +182,7 @@ func TestReceiver(t *testing.T) {
 			Flip:  func(l link.Landing) (int64, bool) { return 3, l.Slot == 1 },
 		}, pool, link.ReceiverEvents{
 			Landed: func(ls []link.Landing) { landed = append(landed, ls...) },
-			Failed: func(kv.SlotID, kv.Generation, string) { failed++ },
+			Failed: func(kv.SlotID, kv.Generation, *fault.Error) { failed++ },
 		}, func(ev link.ReceiverEvents) (link.Receiver, error) { f.rev = ev; return f, nil })
 		if err != nil {
 			t.Fatal(err)

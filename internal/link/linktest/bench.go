@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/berthkv/berth/internal/arena"
+	"github.com/berthkv/berth/internal/fault"
 	"github.com/berthkv/berth/internal/kv"
 	"github.com/berthkv/berth/internal/link"
 )
@@ -123,7 +124,7 @@ func benchLink(b *testing.B, h *Harness, rpool, spool *arena.Pool) (run func(n i
 	peer := link.Peer{Incarnation: kv.Incarnation{1}, Self: kv.Incarnation{2}, Secret: kv.Secret{3}}
 	recv := h.NewReceiver(b, ReceiverConfig{Incarnation: peer.Incarnation, Pool: poolOf(rpool)}, link.ReceiverEvents{
 		Landed: func(l []link.Landing) { landed <- l },
-		Failed: func(_ kv.SlotID, _ kv.Generation, text string) { fail(text) },
+		Failed: func(_ kv.SlotID, _ kv.Generation, err *fault.Error) { fail(err.Text) },
 		Fenced: func(_ kv.Generation, s []kv.SlotID) {
 			for _, i := range s {
 				fenced <- i

@@ -5,6 +5,7 @@ import (
 	"hash/crc32"
 	"strings"
 
+	"github.com/berthkv/berth/internal/fault"
 	"github.com/berthkv/berth/internal/kv"
 	"github.com/berthkv/berth/internal/link"
 )
@@ -198,8 +199,8 @@ func sourceReused(r *rig) {
 	r.start(gen, 0, c)
 	r.await("the pull to fail", func(e *log) bool { return e.failed[at{0, gen}] != "" })
 	r.look(func(e *log) {
-		if s := e.failed[at{0, gen}]; !strings.Contains(s, "1001") || !strings.HasSuffix(s, " 1") {
-			r.t.Errorf("the failure names not both generations: %q", s)
+		if s := e.failed[at{0, gen}]; !strings.HasPrefix(s, string(fault.StaleGeneration)) || !strings.Contains(s, "1001") || !strings.HasSuffix(s, " 1") {
+			r.t.Errorf("the failure is not stale_generation with both generations: %q", s)
 		}
 	})
 	r.arrive(r.move(gen, 0, 100)) // the slot is open as before

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/berthkv/berth/internal/arena"
+	"github.com/berthkv/berth/internal/fault"
 	"github.com/berthkv/berth/internal/kv"
 	"github.com/berthkv/berth/internal/link"
 )
@@ -300,7 +301,9 @@ func (e *events) receiverEvents() link.ReceiverEvents {
 				}
 			})
 		},
-		Failed: func(s kv.SlotID, g kv.Generation, text string) { e.record(func(e *log) { e.failed[at{s, g}] = text }) },
+		Failed: func(s kv.SlotID, g kv.Generation, err *fault.Error) {
+			e.record(func(e *log) { e.failed[at{s, g}] = err.Error() })
+		},
 		Fenced: func(g kv.Generation, ss []kv.SlotID) {
 			e.record(func(e *log) {
 				for _, s := range ss {

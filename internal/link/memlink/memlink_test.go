@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/berthkv/berth/internal/arena"
+	"github.com/berthkv/berth/internal/fault"
 	"github.com/berthkv/berth/internal/kv"
 	"github.com/berthkv/berth/internal/link"
 	"github.com/berthkv/berth/internal/link/linktest"
@@ -98,7 +99,7 @@ func newWorld(t *testing.T, mode link.Mode) *world {
 	note := func(name string, v ...any) { w.trace = append(w.trace, name, v) }
 	w.recv = w.n.Receiver(ReceiverConfig{Incarnation: kv.Incarnation{1}, Pool: w.rpool}, link.ReceiverEvents{
 		Landed: func(l []link.Landing) { note("landed", l[0].Slot, l[0].Generation) },
-		Failed: func(s kv.SlotID, g kv.Generation, text string) { note("failed", s, g, text) },
+		Failed: func(s kv.SlotID, g kv.Generation, err *fault.Error) { note("failed", s, g, err.Text) },
 		Fenced: func(g kv.Generation, s []kv.SlotID) { note("fenced", g, s[0]) },
 		Lost:   func(o kv.Incarnation, _ error) { note("owner lost", o) },
 		Late:   func(s kv.SlotID, g kv.Generation) { note("late", s, g) },

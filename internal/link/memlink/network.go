@@ -12,8 +12,8 @@ package memlink
 
 import (
 	"errors"
-	"fmt"
 
+	"github.com/berthkv/berth/internal/fault"
 	"github.com/berthkv/berth/internal/kv"
 	"github.com/berthkv/berth/internal/link"
 	"github.com/berthkv/berth/internal/link/gate"
@@ -225,7 +225,7 @@ func (t *transfer) end() {
 		t.copyHalf(true)
 	case t.inside && t.word != nil && t.word(t.src) != t.srcGen:
 		t.leave(false)
-		r.ev.Failed(t.dst, t.gen, fmt.Sprintf("staging slot %d holds generation %d, not %d", t.src, t.word(t.src), t.srcGen))
+		r.ev.Failed(t.dst, t.gen, fault.New(fault.StaleGeneration, "staging slot %d holds generation %d, not %d", t.src, t.word(t.src), t.srcGen))
 	case t.inside:
 		t.copyHalf(true)
 		t.leave(true)
@@ -252,7 +252,7 @@ func (t *transfer) lose(err error) {
 		t.leave(false)
 	}
 	if t.word != nil {
-		t.to.ev.Failed(t.dst, t.gen, err.Error())
+		t.to.ev.Failed(t.dst, t.gen, fault.New(fault.BadRequest, "%v", err))
 	}
 	if c := t.conn; c != nil {
 		t.conn = nil

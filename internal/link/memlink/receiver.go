@@ -1,9 +1,9 @@
 package memlink
 
 import (
-	"fmt"
 	"hash/crc32"
 
+	"github.com/berthkv/berth/internal/fault"
 	"github.com/berthkv/berth/internal/kv"
 	"github.com/berthkv/berth/internal/link"
 	"github.com/berthkv/berth/internal/link/gate"
@@ -68,16 +68,16 @@ func (r *Receiver) Pull(owner kv.Incarnation, gen kv.Generation, items []link.Pu
 	conns := r.n.between(owner, r.cfg.Incarnation)
 	for _, it := range items {
 		if v := r.gate.Ask(owner, gen, it.Slot); v != gate.Entered {
-			r.ev.Failed(it.Slot, gen, fmt.Sprintf("slot %d is not open and empty under generation %d", it.Slot, gen))
+			r.ev.Failed(it.Slot, gen, fault.New(fault.BadRequest, "slot %d is not open and empty under generation %d", it.Slot, gen))
 			continue
 		}
 		if len(conns) == 0 {
-			r.ev.Failed(it.Slot, gen, fmt.Sprintf("no link from %s", owner.Short()))
+			r.ev.Failed(it.Slot, gen, fault.New(fault.BadRequest, "no link from %s", owner.Short()))
 			continue
 		}
 		from := conns[0].s.cfg
 		if int64(it.Src) >= int64(from.Pool.Slots()) || it.Bytes < 0 || it.Bytes > from.Pool.SlotBytes {
-			r.ev.Failed(it.Slot, gen, fmt.Sprintf("%d bytes of staging slot %d are not in the pool", it.Bytes, it.Src))
+			r.ev.Failed(it.Slot, gen, fault.New(fault.BadRequest, "%d bytes of staging slot %d are not in the pool", it.Bytes, it.Src))
 			continue
 		}
 		r.n.queue = append(r.n.queue, &transfer{n: r.n, to: r, owner: owner, dst: it.Slot, gen: gen, bytes: it.Bytes,
@@ -117,7 +117,7 @@ func (r *Receiver) Close() error {
 	delete(r.n.receivers, r.addr)
 	r.ev = link.ReceiverEvents{ // nothing comes after Close
 		Landed: func([]link.Landing) {},
-		Failed: func(kv.SlotID, kv.Generation, string) {},
+		Failed: func(kv.SlotID, kv.Generation, *fault.Error) {},
 		Fenced: func(kv.Generation, []kv.SlotID) {},
 		Lost:   func(kv.Incarnation, error) {},
 		Late:   func(kv.SlotID, kv.Generation) {},

@@ -8,6 +8,7 @@ import (
 	"runtime/debug"
 	"sync/atomic"
 
+	"github.com/berthkv/berth/internal/fault"
 	"github.com/berthkv/berth/internal/kv"
 	"github.com/berthkv/berth/internal/link"
 	"github.com/berthkv/berth/internal/link/gate"
@@ -35,10 +36,10 @@ func (r *Receiver) Pull(id kv.Incarnation, gen kv.Generation, items []link.PullI
 	for _, it := range items {
 		switch r.gate.Ask(id, gen, it.Slot) {
 		case gate.Closed:
-			r.ev.Failed(it.Slot, gen, fmt.Sprintf("slot %d is not open under generation %d", it.Slot, gen))
+			r.ev.Failed(it.Slot, gen, fault.New(fault.BadRequest, "slot %d is not open under generation %d", it.Slot, gen))
 			continue
 		case gate.Landed, gate.Busy:
-			r.ev.Failed(it.Slot, gen, fmt.Sprintf("slot %d has been filled already under generation %d", it.Slot, gen))
+			r.ev.Failed(it.Slot, gen, fault.New(fault.BadRequest, "slot %d has been filled already under generation %d", it.Slot, gen))
 			continue
 		case gate.Entered:
 		}
@@ -118,8 +119,18 @@ func (c *copier) do(j job) {
 	case gate.Fenced:
 		r.ev.Fenced(j.gen, []kv.SlotID{j.Slot})
 	case gate.Empty:
-		r.ev.Failed(j.Slot, j.gen, err.Error())
+		r.ev.Failed(j.Slot, j.gen, failure(err))
 	}
+}
+
+// failure gives an error of pull its code: without one it is of the peer's
+// connection or memory.
+func failure(err error) *fault.Error {
+	var f *fault.Error
+	if errors.As(err, &f) {
+		return f
+	}
+	return fault.New(fault.PeerLost, "%v", err)
 }
 
 // pull copies a chunk into its slot, which has been entered.
@@ -142,7 +153,7 @@ func (c *copier) pull(j job) (l link.Landing, err error) {
 		r.releaseLocked(p)
 	}()
 	if int64(j.Src) >= m.slots || j.Bytes < 0 || j.Bytes > m.slotBytes {
-		return l, fmt.Errorf("%d bytes of staging slot %d; there are %d slots of %d bytes", j.Bytes, j.Src, m.slots, m.slotBytes)
+		return l, fault.New(fault.BadRequest, "%d bytes of staging slot %d; there are %d slots of %d bytes", j.Bytes, j.Src, m.slots, m.slotBytes)
 	}
 	dst := r.cfg.Pool.Slot(j.Slot)[:j.Bytes]
 	if err := c.copyChunk(m, dst, j); err != nil {
@@ -206,5 +217,5 @@ func (c *copier) copyChunk(m *mapping, dst []byte, j job) (err error) {
 }
 
 func reused(j job, now uint64) error {
-	return fmt.Errorf("staging slot %d holds generation %d, not %d", j.Src, now, j.SrcGen)
+	return fault.New(fault.StaleGeneration, "staging slot %d holds generation %d, not %d", j.Src, now, j.SrcGen)
 }

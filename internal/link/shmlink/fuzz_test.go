@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/berthkv/berth/internal/fault"
 	"github.com/berthkv/berth/internal/kv"
 	"github.com/berthkv/berth/internal/link"
 	"github.com/berthkv/berth/internal/link/gate"
@@ -103,7 +104,7 @@ func FuzzPull(f *testing.F) {
 						told = append(told, outcome{l.Slot, l.Generation, true})
 					}
 				},
-				Failed: func(s kv.SlotID, g kv.Generation, _ string) { told = append(told, outcome{s, g, false}) },
+				Failed: func(s kv.SlotID, g kv.Generation, _ *fault.Error) { told = append(told, outcome{s, g, false}) },
 				Fenced: func(_ kv.Generation, s []kv.SlotID) { fenced = append(fenced, s...) },
 				Lost:   func(kv.Incarnation, error) {},
 			}}

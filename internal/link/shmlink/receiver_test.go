@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berthkv/berth/internal/arena"
+	"github.com/berthkv/berth/internal/fault"
 	"github.com/berthkv/berth/internal/kv"
 	"github.com/berthkv/berth/internal/link"
 )
@@ -77,7 +78,7 @@ func (s *stand) events() link.ReceiverEvents {
 				s.landed <- l
 			}
 		},
-		Failed: func(_ kv.SlotID, _ kv.Generation, text string) { s.failed <- text },
+		Failed: func(_ kv.SlotID, _ kv.Generation, err *fault.Error) { s.failed <- err.Error() },
 		Fenced: func(_ kv.Generation, ss []kv.SlotID) {
 			for _, x := range ss {
 				s.fenced <- x

@@ -16,6 +16,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/berthkv/berth/internal/arena"
+	"github.com/berthkv/berth/internal/fault"
 	"github.com/berthkv/berth/internal/kv"
 	"github.com/berthkv/berth/internal/link"
 	"github.com/berthkv/berth/internal/link/gate"
@@ -58,7 +59,7 @@ func newStand(t testing.TB, edit func(*ReceiverConfig)) *stand {
 	}
 	s.recv, err = NewReceiver(cfg, link.ReceiverEvents{
 		Landed: func(ls []link.Landing) { s.landed <- ls[0] },
-		Failed: func(kv.SlotID, kv.Generation, string) {},
+		Failed: func(kv.SlotID, kv.Generation, *fault.Error) {},
 		Fenced: func(_ kv.Generation, ss []kv.SlotID) {
 			for _, x := range ss {
 				s.fenced <- x
