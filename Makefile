@@ -6,7 +6,7 @@ LDFLAGS := -s -w -X github.com/berthkv/berth/internal/config.Version=$(VERSION)
 # Where large things that tests install are kept; outside the checkout.
 CACHE   ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/berth
 
-.PHONY: help build build-nixl demo test check lint fuzz bench allocs proof clean
+.PHONY: help build build-nixl demo test check lint fuzz bench allocs proof chaos soak clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -85,6 +85,15 @@ PROOF ?= ci
 proof: ## explore every interleaving of the cores in small systems, faults included (PROOF=full takes hours)
 	$(GO) test -count=1 -timeout 24h -run '^TestProof$$' -v ./internal/explore -proof $(PROOF)
 	$(GO) test -count=1 -run 'TestPlants|TestException|TestReplay' ./internal/explore
+
+CHAOS ?= full
+SEED  ?= 0
+SOAK  ?= 1h
+chaos: build ## kill, stop, cut and starve a deployment of real processes under load (CHAOS=short as in CI, SEED=n)
+	$(GO) test -count=1 -timeout 2h -run '^TestChaos$$' -v ./internal/chaos -berth ../../$(BIN) -chaos $(CHAOS) -seed $(SEED)
+
+soak: build ## the same for an hour without killing agents; says what grows (SOAK=5m, SEED=n)
+	$(GO) test -count=1 -timeout 12h -run '^TestSoak$$' -v ./internal/chaos -berth ../../$(BIN) -soak $(SOAK) -seed $(SEED)
 
 clean: ## remove what was built
 	rm -rf bin dist
