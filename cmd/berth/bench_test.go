@@ -1,10 +1,14 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/berthkv/berth/internal/bench"
 	"github.com/berthkv/berth/internal/testenv"
@@ -121,6 +125,48 @@ func TestBenchLedger(t *testing.T) {
 			t.Errorf("%s: %v", row.Name, row.Value)
 		}
 	}
+}
+
+// TestBenchPlot: the page is written, and a path that cannot be is said.
+func TestBenchPlot(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "plot.html")
+	args := []string{"bench", "control", "--anyway", "--quiet", "--repeat", "1", "--count", "5", "--clients", "2", "--keys", "1", "--plot"}
+	stdout, stderr, err := invoke(t, append(args, file)...)
+	if err != nil || stderr != "" || !strings.Contains(stdout, "2 connections, 1 keys, closed [") {
+		t.Fatalf("%v; printed %q and %q", err, stdout, stderr)
+	}
+	page, err := os.ReadFile(file)
+	if err != nil || strings.Count(string(page), "<svg") != 3 {
+		t.Errorf("%v; the page is %s", err, page)
+	}
+	if _, _, err := invoke(t, append(args, t.TempDir())...); err == nil || !strings.Contains(err.Error(), "is a directory") {
+		t.Error(err)
+	}
+}
+
+// TestBenchInterrupted: who stops it gets no half report, and TestMain sees that
+// nothing is left.
+func TestBenchInterrupted(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	var out strings.Builder
+	cmd := rootCommand()
+	cmd.SetArgs([]string{"bench", "transfer", "--anyway", "--parts", "local", "--count", "1000000"})
+	cmd.SetOut(&out)
+	cmd.SetErr(interrupter{cancel})
+	if err := cmd.ExecuteContext(ctx); !errors.Is(err, context.Canceled) || out.Len() > 0 {
+		t.Errorf("%v; printed %q", err, out.String())
+	}
+}
+
+// interrupter cancels at the first line of progress.
+type interrupter struct{ cancel func() }
+
+func (i interrupter) Write(b []byte) (int, error) {
+	i.cancel()
+	return len(b), nil
 }
 
 // What is wrong is said before anything is started, with the flag's name.

@@ -7,8 +7,6 @@ import (
 	"slices"
 	"strings"
 	"text/tabwriter"
-
-	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
 // Report is the outcome of one benchmark, as --json prints it.
@@ -18,7 +16,7 @@ type Report struct {
 	Machine Machine  `json:"machine"`
 	Notes   []string `json:"notes,omitempty"` // what a reader must know to believe the rows
 
-	curves []curve // for the plot
+	plots []plot
 }
 
 // Row is one figure: the mean over the turns. Baseline is that of Against,
@@ -35,12 +33,6 @@ type Row struct {
 	Ratio    *float64    `json:"ratio"`
 	RatioCI  *[2]float64 `json:"ratio_ci95,omitempty"`
 	Checks   string      `json:"checks"` // of checksums, generations and fences: which were on
-}
-
-// curve is the latencies of one side, for the plot.
-type curve struct {
-	name string
-	hist *hdrhistogram.Histogram
 }
 
 // add adds a figure measured once in each turn; theirs may be empty, and gives a

@@ -60,12 +60,12 @@ func TestPlot(t *testing.T) {
 	if err := r.WritePlot(&page); err != nil || strings.Contains(page.String(), "<svg") {
 		t.Errorf("a plot of nothing: %v", err)
 	}
-	r.curves = []curve{{"ours <1>", histogram([]time.Duration{1e3, 1e6})}, {"theirs", histogram([]time.Duration{1e9})}}
+	r.plots = []plot{{"case <a>", []curve{{"ours <1>", histogram([]time.Duration{1e3, 1e6})}, {"theirs", histogram([]time.Duration{1e9})}}}}
 	page.Reset()
 	if err := r.WritePlot(&page); err != nil {
 		t.Fatal(err)
 	}
-	for _, w := range []string{"&lt;transfer&gt;", "a &amp; b", "<svg", "ours &lt;1&gt;", "<polyline"} {
+	for _, w := range []string{"&lt;transfer&gt;", "a &amp; b", "<svg", "case &lt;a&gt;", "ours &lt;1&gt;", "<polyline", ">1s<", ">10µs<"} {
 		if !strings.Contains(page.String(), w) {
 			t.Errorf("no %q in the page", w)
 		}
@@ -104,8 +104,8 @@ func TestCompare(t *testing.T) {
 	if d := cmp.Diff([][]float64{{12, 2}, {3, 2}}, means); d != "" {
 		t.Error(d)
 	}
-	if len(r.Rows) != 2 || r.Rows[0].Name != "case: rate" || *r.Rows[0].Baseline != 3 || r.Rows[1].Value != 2 || len(r.curves) != 2 || r.curves[1].hist.TotalCount() != 3 {
-		t.Errorf("%+v, %d curves", r.Rows, len(r.curves))
+	if len(r.Rows) != 2 || r.Rows[0].Name != "case: rate" || *r.Rows[0].Baseline != 3 || r.Rows[1].Value != 2 || len(r.plots) != 1 || len(r.plots[0].curves) != 2 || r.plots[0].curves[1].hist.TotalCount() != 3 {
+		t.Errorf("%+v, %d plots", r.Rows, len(r.plots))
 	}
 	if !strings.Contains(progress.String(), "theirs 3/3, rate 4 per second, p50 2 µs") {
 		t.Errorf("progress %q", progress.String())

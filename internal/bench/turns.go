@@ -81,14 +81,18 @@ func (r *run) compare(what, checks string, metrics []metric, sides ...side) (mea
 		}
 		r.add(what+": "+metric.name, metric.unit, checks, name, figures[0][m], theirs)
 	}
+	drawn := plot{what: what}
 	for i, s := range sides {
 		if hists[i].TotalCount() > 0 {
-			r.curves = append(r.curves, curve{what + ": " + s.name, hists[i]})
+			drawn.curves = append(drawn.curves, curve{s.name, hists[i]})
 		}
 		means = append(means, nil)
 		for m := range metrics {
 			means[i] = append(means[i], mean(figures[i][m]))
 		}
+	}
+	if drawn.curves != nil {
+		r.plots = append(r.plots, drawn)
 	}
 	return means, nil
 }
