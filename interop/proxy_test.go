@@ -159,6 +159,9 @@ func TestProxy_LMCache_senders(t *testing.T) {
 		senders = append(senders, &lmcacheSender{p, fmt.Sprint("s", i), plain})
 	}
 	m := &moved{}
+	const repeated = 4
+	var late sync.WaitGroup
+	defer late.Wait()
 	put := func(s *lmcacheSender, sp spec, keys []string) ([]string, error) {
 		c := s.command(target{}, sp.ReqID, keys, len(keys), true, 5)
 		c["host"], c["init"], c["alloc"] = sp.Host, sp.Init, sp.Alloc
@@ -168,10 +171,35 @@ func TestProxy_LMCache_senders(t *testing.T) {
 		}
 		return r.SHA256, nil
 	}
+	asked := 0
 	prefill := startStub(t, func(sp spec) error {
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		m.keys, m.digests = plain.keys(3), nil
+		asked++
+		if asked == repeated {
+			// A word that comes twice on one connection counts once: the second rank's
+			// bytes are not there yet.
+			d, err := put(senders[0], sp, m.keys)
+			if err != nil {
+				return err
+			}
+			m.digests = append(m.digests, d...)
+			senders[0].do(command{"op": "word", "at": senders[0].at, "req": sp.ReqID})
+			late.Go(func() {
+				if e, err := rs[0].engine.Wait(ctxFor(t), sp.ReqID, 300*time.Millisecond); err == nil {
+					t.Errorf("%s has ended with one rank's words: %+v", sp.ReqID, e)
+				}
+				m.mu.Lock()
+				defer m.mu.Unlock()
+				d, err := put(senders[1], sp, m.keys)
+				if err != nil {
+					t.Error(err)
+				}
+				m.digests = append(m.digests, d...)
+			})
+			return nil
+		}
 		for _, s := range senders {
 			d, err := put(s, sp, m.keys)
 			if err != nil {

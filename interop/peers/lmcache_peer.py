@@ -8,6 +8,7 @@ so, in a process forked for it, for each connection there, once that has said {"
 Without a backend:
   {"op":"pull"}               -> {"port": P}       binds a PULL socket, as LMCache's proxy does
   {"op":"words","count":N}    -> {"keys": [..]}    the req_ids of the next N ProxyNotif on it
+  {"op":"options"}            -> {"keys": [..]}    the names and old names of LMCache's options
 Receiver:
   {"op":"state"}              -> {"free": n, "reserved": n, "keys": [..]}
   {"op":"get","keys":[K..]}   -> {"sha256":[..]}   digest of each chunk's bytes, null where there is none
@@ -17,11 +18,12 @@ Sender:
         stages len(keys) chunks of pseudo-random bytes (the last of them partial with last_toks) and submits them as one batch
         -> {"sha256":[..]}   one digest a chunk, once submitted (not once written)
   {"op":"cancel","req":ID}
+  {"op":"word","req":ID}      says ProxyNotif, once more or not, on the connection that it always has
   {"op":"state"}              -> {"free": n, "tracked": [requests that have not ended]}
 """
-import hashlib, json, os, select, signal, socket, sys
+import asyncio, hashlib, json, os, select, signal, socket, sys
 from types import SimpleNamespace
-import msgspec, torch, zmq
+import lmcache.v1.config, msgspec, torch, zmq
 from lmcache.utils import CacheEngineKey, STR_DTYPE_TO_TORCH_DTYPE
 from lmcache.v1.config import LMCacheEngineConfig
 from lmcache.v1.memory_management import MemoryFormat
@@ -90,6 +92,10 @@ class Peer:
             m.ref_count_down()
         return dict(sha256=digests)
 
+    def word(self, c):
+        asyncio.run_coroutine_threadsafe(self.b._send_proxy_notif(SimpleNamespace(req_id=c["req"])), self.b._sender_loop).result(30)
+        return {}
+
     def cancel(self, c):
         self.b.cancel_request(c["req"])
         return {}
@@ -115,9 +121,11 @@ def run(commands, answers):
             if c["op"] == "open":
                 peers[c["at"]] = Peer(c)
                 say(dict(chunk=peers[c["at"]].chunk))
+            elif c["op"] == "options":
+                say(dict(keys=list(lmcache.v1.config._CONFIG_DEFINITIONS) + list(lmcache.v1.config._CONFIG_ALIASES)))
             elif c["op"] in ("pull", "words"):
                 say(pull(c, sockets))
-            elif c["op"] in ("state", "get", "remove", "put", "cancel"):
+            elif c["op"] in ("state", "get", "remove", "put", "cancel", "word"):
                 say(getattr(peers[c["at"]], c["op"])(c))
             else:
                 say(dict(error="unknown op"))
