@@ -172,10 +172,12 @@ func word(ok bool) string {
 	return "never ready"
 }
 
-// settle waits until everything is free, and longer than a wait may last.
+// settle waits until everything is free and stays so: what is cancelled while it
+// waits may be granted later.
 func (c *column) settle() (int, bool) {
 	_, all := within(func() bool { return c.r.free() == compareSlots })
-	return c.r.free(), all
+	_, gone := withinTime(time.Second, func() bool { return c.r.free() < compareSlots })
+	return c.r.free(), all && !gone
 }
 
 // rawCancel says CancelNotif for a request that the keys do not belong to.

@@ -1,7 +1,9 @@
 package nixllink
 
 import (
+	"bytes"
 	"context"
+	"encoding/binary"
 	"strings"
 	"testing"
 
@@ -152,3 +154,26 @@ func TestHandshake_sender(t *testing.T) {
 }
 
 func fivePages(c link.Conn) bool { return len(c.(*conn).pages.pages) == 5 }
+
+// Bounds on what a Berth receiver answers to a hello.
+func TestAnswer(t *testing.T) {
+	good := answer{receiver: kv.Incarnation{1}, slots: 4, addr: 1 << 20, metadata: metadataOf("x")}
+	b := good.append(nil)
+	if a, err := readAnswer(bytes.NewReader(b)); err != nil || a.slots != 4 || !bytes.Equal(a.metadata, good.metadata) {
+		t.Errorf("%+v, %v", a, err)
+	}
+	for n := range b {
+		if _, err := readAnswer(bytes.NewReader(b[:n])); err == nil {
+			t.Fatalf("the first %d of %d bytes are taken", n, len(b))
+		}
+	}
+	huge := bytes.Clone(b)
+	binary.LittleEndian.PutUint32(huge[answerBytes-4:], maxMetadata+1)
+	if _, err := readAnswer(bytes.NewReader(huge)); err == nil || !strings.Contains(err.Error(), "1048577") {
+		t.Errorf("metadata above the limit: %v", err)
+	}
+	huge[0] ^= 1
+	if _, err := readAnswer(bytes.NewReader(huge)); err == nil {
+		t.Error("another protocol is taken")
+	}
+}
