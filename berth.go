@@ -167,7 +167,7 @@ func (a *Agent) start(ctx context.Context) error {
 	}
 	a.node.Start(cores, deps)
 	a.undo.add(func() error { a.node.Close(); return nil })
-	return a.serveHTTP(ctx)
+	return a.serveHTTP(ctx, allow)
 }
 
 func (a *Agent) pool(name string, writable bool) (*arena.Pool, error) {
@@ -393,7 +393,7 @@ func (a *Agent) ports(ctx context.Context, deps *node.Deps, allow func(netip.Add
 }
 
 // serveHTTP starts the operator's endpoints.
-func (a *Agent) serveHTTP(ctx context.Context) error {
+func (a *Agent) serveHTTP(ctx context.Context, allow func(netip.Addr) bool) error {
 	h := admin.Handler(admin.Source{
 		Status: func(ctx context.Context) (any, string, error) {
 			s, err := a.node.Status(ctx)
@@ -401,7 +401,8 @@ func (a *Agent) serveHTTP(ctx context.Context) error {
 		},
 		Metrics: metrics.Agent(a.node),
 	})
-	srv, addr, err := admin.Serve(ctx, a.cfg.HTTPAddr, h, a.log)
+	permit := func(ip netip.Addr) bool { return ip.IsLoopback() || allow(ip) } // this host's operator always
+	srv, addr, err := admin.Serve(ctx, a.cfg.HTTPAddr, permit, h, a.log)
 	if err != nil {
 		return named(err, "http_addr")
 	}

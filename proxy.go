@@ -108,7 +108,7 @@ func (p *Proxy) start(ctx context.Context, cfg ProxyConfig, log *slog.Logger) er
 	p.addrs.HTTP = l.Addr().String()
 	mux := p.proxy.AdminMux()
 	mux.Handle("GET /metrics", metrics.Proxy(p.proxy))
-	srv, addr, err := admin.Serve(ctx, cfg.HTTPAddr, mux, log)
+	srv, addr, err := admin.Serve(ctx, cfg.HTTPAddr, nil, mux, log)
 	if err != nil {
 		l.Close()
 		return named(err, "http-addr")

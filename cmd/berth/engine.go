@@ -44,7 +44,7 @@ func engineCommand() *cobra.Command {
 		if err != nil {
 			return usageError{err}
 		}
-		srv, at, err := admin.Serve(cmd.Context(), *addr, e.Handler(), log)
+		srv, at, err := admin.Serve(cmd.Context(), *addr, nil, e.Handler(), log)
 		if err != nil {
 			e.Close()
 			return fmt.Errorf("http: %w", err)

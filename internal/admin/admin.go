@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"time"
 )
 
@@ -60,13 +61,16 @@ func Mount(mux *http.ServeMux, s Source) {
 	})
 }
 
-// Serve listens on addr and serves h; Close the server. Clients that say
-// nothing, or read nothing, are cut off.
-func Serve(ctx context.Context, addr string, h http.Handler, log *slog.Logger) (*http.Server, string, error) {
+// Serve listens on addr and serves h to whom permit says (nil: to everybody);
+// Close the server. Clients that say nothing, or read nothing, are cut off.
+func Serve(ctx context.Context, addr string, permit func(netip.Addr) bool, h http.Handler, log *slog.Logger) (*http.Server, string, error) {
 	var lc net.ListenConfig
 	l, err := lc.Listen(ctx, "tcp", addr)
 	if err != nil {
 		return nil, "", err
+	}
+	if permit != nil {
+		l = guarded{l, permit, log}
 	}
 	srv := &http.Server{
 		Handler:           h,
@@ -79,4 +83,26 @@ func Serve(ctx context.Context, addr string, h http.Handler, log *slog.Logger) (
 	}
 	go srv.Serve(l) // returns with Close
 	return srv, l.Addr().String(), nil
+}
+
+// guarded closes connections from elsewhere as they come.
+type guarded struct {
+	net.Listener
+	permit func(netip.Addr) bool
+	log    *slog.Logger
+}
+
+func (g guarded) Accept() (net.Conn, error) {
+	for {
+		c, err := g.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		from := c.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap().WithZone("")
+		if g.permit(from) {
+			return c, nil
+		}
+		c.Close()
+		g.log.Debug("http: connection refused", "from", from)
+	}
 }

@@ -2,55 +2,95 @@ package admin
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
+	"io"
+	"log/slog"
 	"net/http"
-	"net/http/httptest"
-	"net/url"
+	"net/netip"
+	"strings"
 	"testing"
+	"time"
+
+	"go.uber.org/goleak"
 )
 
-// FuzzRequest is any request to an operator's port: it is answered, with what
-// its path promises or an error, whatever the method and query are.
-func FuzzRequest(f *testing.F) {
-	for _, s := range []string{"/health", "/ready?x=%00", "/v1/status?verbose=1;a", "/metrics", "//health/../ready", "/v1/status/", "/%2e%2e/metrics"} {
-		f.Add("GET", s, byte(0))
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func serve(t *testing.T, permit func(netip.Addr) bool, s Source) (addr string) {
+	t.Helper()
+	srv, addr, err := Serve(t.Context(), "127.0.0.1:0", permit, Handler(s), slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
 	}
-	f.Add("POST", "/ready", byte(1))
-	f.Add("HEAD", "/v1/status", byte(2))
-	f.Fuzz(func(t *testing.T, method, target string, state byte) {
-		u, err := url.ParseRequestURI(target)
-		if err != nil || method == "" {
-			return
-		}
-		var notReady string
-		var fails error
-		switch state % 3 {
-		case 1:
-			notReady = "draining"
-		case 2:
-			fails = errors.New("the loop is gone")
-		}
-		h := Handler(Source{
-			Status:  func(context.Context) (any, string, error) { return map[string]int{"a": 1}, notReady, fails },
-			Metrics: http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}),
+	t.Cleanup(func() { srv.Close() })
+	return addr
+}
+
+func get(t *testing.T, addr, path string) (int, string, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+addr+path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	resp, err := c.Do(req)
+	if err != nil {
+		return 0, "", err
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	return resp.StatusCode, string(b), err
+}
+
+// TestEndpoints: /ready gives the reason in its body, /health is 200 as long as
+// the process is there, and a status that cannot be had is 503.
+func TestEndpoints(t *testing.T) {
+	for name, c := range map[string]struct {
+		reason string
+		err    error
+		path   string
+		status int
+		body   string
+	}{
+		"ready":           {"", nil, "/ready", 200, "ready"},
+		"not ready":       {"draining", nil, "/ready", 503, "draining"},
+		"status":          {"draining", nil, "/v1/status", 200, `{"waiting":2}`},
+		"closed":          {"", errors.New("the agent is closed"), "/v1/status", 503, "the agent is closed"},
+		"ready of closed": {"", errors.New("the agent is closed"), "/ready", 503, "the agent is closed"},
+		"health":          {"draining", errors.New("the agent is closed"), "/health", 200, "ok"},
+		"metrics":         {"", nil, "/metrics", 200, "# metrics"},
+		"unknown":         {"", nil, "/v2", 404, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			addr := serve(t, nil, Source{
+				Status:  func(context.Context) (any, string, error) { return map[string]int{"waiting": 2}, c.reason, c.err },
+				Metrics: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "# metrics") }),
+			})
+			if status, body, err := get(t, addr, c.path); err != nil || status != c.status || !strings.Contains(body, c.body) {
+				t.Errorf("%s: %d %q, %v; want %d %q", c.path, status, body, err, c.status, c.body)
+			}
 		})
-		w := httptest.NewRecorder()
-		h.ServeHTTP(w, (&http.Request{Method: method, URL: u, RequestURI: target, Host: "h", Header: http.Header{}}).WithContext(t.Context()))
-		get := method == http.MethodGet || method == http.MethodHead
-		switch {
-		case w.Code == http.StatusOK && get:
-			if u.Path == "/ready" && state%3 != 0 {
-				t.Errorf("ready, though %q, %v", notReady, fails)
-			}
-			if u.Path == "/v1/status" && method == http.MethodGet && !json.Valid(w.Body.Bytes()) {
-				t.Errorf("the status is not JSON: %q", w.Body)
-			}
-		case w.Code == http.StatusServiceUnavailable && get && state%3 != 0:
-		case w.Code == http.StatusNotFound, w.Code == http.StatusMethodNotAllowed, w.Code == http.StatusTemporaryRedirect, w.Code == http.StatusMovedPermanently,
-			w.Code == http.StatusBadRequest:
-		default:
-			t.Errorf("%s %s, state %d: %d %s", method, target, state, w.Code, w.Body)
-		}
-	})
+	}
+}
+
+// TestPermit: who may not connect is closed at accept, and others are served.
+func TestPermit(t *testing.T) {
+	source := Source{Metrics: http.NotFoundHandler()}
+	from := make(chan netip.Addr, 10)
+	refused := serve(t, func(ip netip.Addr) bool { from <- ip; return false }, source)
+	if status, body, err := get(t, refused, "/health"); err == nil {
+		t.Errorf("served: %d %q", status, body)
+	}
+	if ip := <-from; ip != netip.MustParseAddr("127.0.0.1") {
+		t.Errorf("asked for %v", ip)
+	}
+	served := serve(t, func(netip.Addr) bool { return true }, source)
+	if status, _, err := get(t, served, "/health"); err != nil || status != 200 {
+		t.Errorf("%d, %v", status, err)
+	}
+	if _, _, err := Serve(t.Context(), refused, nil, nil, slog.New(slog.DiscardHandler)); err == nil {
+		t.Error("a taken port is no error")
+	}
 }

@@ -134,7 +134,7 @@ func (d *run) reference(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	srv, addr, err := admin.Serve(ctx, "127.0.0.1:0", e.Handler(), slog.New(slog.DiscardHandler))
+	srv, addr, err := admin.Serve(ctx, "127.0.0.1:0", nil, e.Handler(), slog.New(slog.DiscardHandler))
 	if err != nil {
 		e.Close()
 		return err

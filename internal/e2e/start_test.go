@@ -8,8 +8,10 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/berthkv/berth"
 	"github.com/berthkv/berth/client"
@@ -59,6 +61,27 @@ func TestStart_fails_loudly(t *testing.T) {
 	s := receiving(t, 2).with(settings{"local_socket": filepath.Join(socketDir(t), "a.sock"), "pd_peer_host": ip})
 	if _, err := berth.StartAgent(t.Context(), config(t, s), slog.New(slog.NewTextHandler(io.Discard, nil))); err == nil || !strings.Contains(err.Error(), "peer_allow") {
 		t.Errorf("a receiver at %s without peer_allow: %v", ip, err)
+	}
+}
+
+// r64, fault 20: every port is for peer_allow only, checked at accept; http_addr
+// also for this host's operator.
+func TestStart_ports_are_guarded(t *testing.T) {
+	tcp := strconv.Itoa(freePort(t))
+	a := startAgent(t, receiving(t, 2).with(settings{"peer_allow": "192.0.2.0/24", "tcp_port": tcp}))
+	for name, addr := range map[string]string{"alloc": a.Addrs().Alloc, "init": a.Addrs().Init, "tcp": net.JoinHostPort("127.0.0.1", tcp)} {
+		c, err := net.Dial("tcp", addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.SetDeadline(time.Now().Add(limit))
+		if n, err := c.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("the %s port reads %d bytes, %v; want that it closes the connection", name, n, err)
+		}
+		c.Close()
+	}
+	if code, _ := getStatus(t, a.Addrs().HTTP, "/health"); code != 200 {
+		t.Errorf("/health from this host: %d", code)
 	}
 }
 
