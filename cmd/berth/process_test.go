@@ -213,7 +213,7 @@ func write(t *testing.T, name, text string) (path string) {
 	return path
 }
 
-// TestExitCodes: 0 done, 1 failed, 2 bad usage or configuration, and always a
+// TestExitCodes (r41 among them): 0 done, 1 failed, 2 bad usage or configuration, and always a
 // reason that names what was wrong.
 func TestExitCodes(t *testing.T) {
 	bad := write(t, "bad.yaml", "pd_role: recever\npd_bufer_size: 1\n")
@@ -233,7 +233,7 @@ func TestExitCodes(t *testing.T) {
 		{"demo --link udp", 2, []string{"--link", "udp", "shm or tcp"}},
 		{"demo --prompts " + prompts, 2, []string{"line 2", "poem"}},
 		{"demo --prompts " + prompts + ".not", 2, []string{prompts + ".not"}},
-		{"config --config " + good, 0, []string{"2 slots of 512 bytes"}},
+		{"config --config " + good, 0, []string{"2 slots of 512 bytes", "alloc port of each rank, bound here", "bound there"}},
 		{"config --config " + bad, 2, []string{"recever", "pd_bufer_size", "pd_buffer_size"}},
 		{"agent --config " + bad, 2, []string{"recever", "pd_bufer_size"}},
 		{"agent --config " + bad + ".not", 2, []string{bad + ".not"}},

@@ -107,7 +107,8 @@ func TestLoad_sources(t *testing.T) {
 	}
 }
 
-// r5: any buffer of at least one slot starts; r39, r59: what is missing stops it.
+// r5: any buffer of at least one slot starts; r39, r59: what is missing stops it;
+// r31, r32: so does what does not go together.
 func TestLoad_faults(t *testing.T) {
 	for _, c := range []struct {
 		name string

@@ -7,7 +7,9 @@ import (
 )
 
 // TestRandomHistories runs short histories of everything that may happen, and
-// asks the observer. A failure names the seed and tells the story.
+// asks the observer: among other things that each request has one ending in
+// whatever order cancels, deadlines and completions come (r14, r52, r105). A
+// failure names the seed and tells the story.
 func TestRandomHistories(t *testing.T) {
 	const histories, parts = 50_000, 4
 	for part := range uint64(parts) {

@@ -197,7 +197,7 @@ var endless = []struct{ pkg, name, instead string }{
 	{"net/http", "ListenAndServe", "an http.Server with ReadHeaderTimeout"},
 }
 
-// deadlines: a wait has a deadline, as far as that can be seen cheaply.
+// deadlines: a wait has a deadline (R10, r106), as far as that can be seen cheaply.
 func deadlines(r *repo, table []layer) (out []finding) {
 	r.visit(func(p *pkg, f *file) bool { return !f.test && !inLayer(table, p.path, "test helper") }, func(_ *pkg, f *file, n ast.Node) {
 		switch n := n.(type) {

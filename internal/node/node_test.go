@@ -205,23 +205,30 @@ func TestNode_dial_timeout(t *testing.T) {
 	}
 }
 
-// TestNode_peer_that_reads_nothing: a control connection whose queue is full is
-// closed at either end, and the request goes on over a new one.
+// TestNode_peer_that_reads_nothing: a control connection whose queue is full, at
+// either end, is closed, and the request goes on over a new one.
 func TestNode_peer_that_reads_nothing(t *testing.T) {
-	r := newRig(t, options{})
-	r.attachBoth()
-	r.begin("a", 1)
-	r.granted("a")
-	first := r.wires.dialled()
-	r.wires.set(func() { r.wires.full = true })
-	r.submit("a", 1)
-	eventually(t, "dialled again", func() bool { return r.wires.dialled() > first })
-	r.wires.set(func() { r.wires.full = false })
-	if e := r.ended("a"); e.Ending != msg.EndReady {
-		t.Fatalf("%+v", e)
+	for name, full := range map[string]func(*wires, bool){
+		"receiver": func(w *wires, full bool) { w.fullUp = full },
+		"sender":   func(w *wires, full bool) { w.fullDown = full },
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, options{})
+			r.attachBoth()
+			r.begin("a", 1)
+			r.granted("a")
+			first := r.wires.dialled()
+			r.wires.set(func() { full(r.wires, true) })
+			r.submit("a", 1)
+			eventually(t, "dialled again", func() bool { return r.wires.dialled() > first })
+			r.wires.set(func() { full(r.wires, false) })
+			if e := r.ended("a"); e.Ending != msg.EndReady {
+				t.Fatalf("%+v", e)
+			}
+			r.receive("a", 1)
+			until(t, r.recv, "idle", idle)
+		})
 	}
-	r.receive("a", 1)
-	until(t, r.recv, "idle", idle)
 }
 
 // TestNode_control_cut: when the control connection breaks and both ends live,
@@ -303,6 +310,7 @@ func TestNode_link_down(t *testing.T) {
 	}
 	until(t, r.send, "idle", idle)
 	until(t, r.recv, "idle", idle)
+	eventually(t, "released", func() bool { r.net.mu.Lock(); defer r.net.mu.Unlock(); return r.net.closed == 1 })
 	r.net.mu.Lock()
 	r.net.Heal(kv.Incarnation{1}, kv.Incarnation{2})
 	r.net.mu.Unlock()

@@ -265,13 +265,13 @@ type wires struct {
 	to    *Node
 	tasks sync.WaitGroup
 
-	mu      sync.Mutex
-	conns   map[kv.ConnID]*cable
-	last    kv.ConnID
-	dials   int
-	refuse  error                                                         // of Dial
-	instead func(ctx context.Context, ev DialEvents) (ControlConn, error) // of Dial
-	full    bool                                                          // Sends fail, at either end
+	mu               sync.Mutex
+	conns            map[kv.ConnID]*cable
+	last             kv.ConnID
+	dials            int
+	refuse           error                                                         // of Dial
+	instead          func(ctx context.Context, ev DialEvents) (ControlConn, error) // of Dial
+	fullUp, fullDown bool                                                          // Sends fail: to the receiver, to the sender
 }
 
 func newWires(to *Node) *wires { return &wires{to: to, conns: map[kv.ConnID]*cable{}} }
@@ -344,13 +344,13 @@ func (c *cable) pass(from <-chan []byte, to func([]byte)) {
 	}
 }
 
-func (c *cable) Send(b []byte) error { return c.w.send(c.up, b) }
+func (c *cable) Send(b []byte) error { return c.w.send(c.up, b, &c.w.fullUp) }
 func (c *cable) Close()              { c.closeOnce.Do(func() { close(c.over) }) }
 
-func (w *wires) send(to chan<- []byte, b []byte) error {
+func (w *wires) send(to chan<- []byte, b []byte, full *bool) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.full {
+	if *full {
 		return errFull
 	}
 	to <- bytes.Clone(b)
@@ -363,7 +363,7 @@ func (w *wires) Send(conn kv.ConnID, b []byte) error {
 	if c == nil {
 		return errFull
 	}
-	return w.send(c.down, b)
+	return w.send(c.down, b, &w.fullDown)
 }
 
 func (w *wires) CloseConn(conn kv.ConnID) {

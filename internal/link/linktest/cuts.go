@@ -123,8 +123,14 @@ func abortMidFrame(r *rig) {
 }
 
 // The data connections are cut, the control connection is not: what was not
-// answered is lost, is written again, and lands; nobody is given up.
+// answered is lost, is written again, and lands; nobody is given up. Connections
+// that are idle when they break (r84) are made again as well.
 func dataCut(r *rig) {
+	r.between.Cut()
+	idle := r.open(2)
+	c := r.move(idle, 2, 50)
+	r.repeat(c)
+	r.arrive(c)
 	gen := r.open(0, 1)
 	a := r.move(gen, 0, 100)
 	r.await("the chunk to land", func(e *log) bool { return len(e.landed[at{0, gen}]) == 1 })
