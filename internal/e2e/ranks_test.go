@@ -5,6 +5,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/berthkv/berth"
 	"github.com/berthkv/berth/client"
 )
 
@@ -24,7 +25,7 @@ func TestRanks_two_prompts_two_ranks(t *testing.T) {
 		readers[r] = rankEngine(t, receivers[r], r)
 	}
 	var wg sync.WaitGroup
-	first := make(chan struct{}) // holds B back until A has rank 0, and A until B waits for it
+	first := make(chan struct{}) // holds B back until A has rank 0
 	for n, name := range []string{"A", "B"} {
 		senders := make([]*client.Client, ranks)
 		for r := range ranks {
@@ -40,7 +41,8 @@ func TestRanks_two_prompts_two_ranks(t *testing.T) {
 				if n == 0 && r == 0 {
 					granted(t, begun[r])
 					close(first)
-					continue
+					receivers[0].until(t, "waiting for A", func(s berth.Status) bool { return s.Waiting == 1 })
+					continue // B has come before A asks at rank 1
 				}
 				granted(t, begun[r])
 			}
