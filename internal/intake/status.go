@@ -47,12 +47,17 @@ type Why struct {
 	Deadline  kv.Duration // time left
 }
 
+// Pool counts the slots.
+func (c *Core) Pool() PoolStatus {
+	n := c.pool.Counts()
+	return PoolStatus{Capacity: c.cfg.Capacity, Free: n.Free, Reserved: n.Reserved, Granted: n.Granted,
+		Committed: n.Committed, Claimed: n.Claimed, Quarantined: n.Quarantined}
+}
+
 // Status returns a snapshot. Times in it count from now.
 func (c *Core) Status(now kv.Instant) Status {
-	n := c.pool.Counts()
 	s := Status{
-		Pool: PoolStatus{Capacity: c.cfg.Capacity, Free: n.Free, Reserved: n.Reserved, Granted: n.Granted,
-			Committed: n.Committed, Claimed: n.Claimed, Quarantined: n.Quarantined},
+		Pool:     c.Pool(),
 		Waiting:  c.ledger.Waiting(),
 		Sessions: len(c.sessions),
 		Endings:  c.endings.n,

@@ -3,7 +3,6 @@ package node
 import (
 	"context"
 	"log/slog"
-	"sync"
 	"time"
 
 	"github.com/berthkv/berth/internal/kv"
@@ -36,7 +35,7 @@ type ControlConn interface {
 // it. Both shells with a dialling side have one; it is owned by their loop.
 type controls struct {
 	ctx     context.Context
-	tasks   *sync.WaitGroup
+	outside func(work func())
 	mail    *mailbox
 	dialer  Dialer
 	timeout time.Duration // of a dial
@@ -77,9 +76,7 @@ type (
 func (c *controls) dial(id kv.ConnID, host string, port int) {
 	ctx, cancel := context.WithTimeout(c.ctx, c.timeout)
 	c.conns[id] = &controlConn{cancel: cancel}
-	c.tasks.Add(1)
-	go func() {
-		defer c.tasks.Done()
+	c.outside(func() {
 		defer cancel()
 		known := make(chan struct{})
 		defer close(known)
@@ -98,7 +95,7 @@ func (c *controls) dial(id kv.ConnID, host string, port int) {
 		if !c.mail.post(controlDialled{id, conn, err}) && conn != nil {
 			conn.Close()
 		}
-	}()
+	})
 }
 
 // opened takes in the outcome of a dial and reports whether the connection is

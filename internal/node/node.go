@@ -41,6 +41,38 @@ type Config struct {
 	Log         *slog.Logger
 	// Clock returns the time since the process started; nil: the real one.
 	Clock func() kv.Instant
+	Drive *Drive // nil: the node runs by itself
+}
+
+// Drive makes a shell single-threaded, for a simulator. No goroutine is started:
+// the owner calls Turn whenever an event was delivered, an outside work done, or
+// the time come that Turn returned last. Every call is the owner's alone.
+type Drive struct {
+	// Outside is given what would have its own goroutine (a dial, a link's hello
+	// or close, a checksum), to be run once, later. Its outcome is an event.
+	Outside func(work func())
+	// Noted, if set, is told each intake.Note and outbound.Note when it is carried
+	// out.
+	Noted func(note any)
+}
+
+// start runs work beside the loop.
+func (d *Drive) start(tasks *sync.WaitGroup, work func()) {
+	if d != nil {
+		d.Outside(work)
+		return
+	}
+	tasks.Add(1)
+	go func() {
+		defer tasks.Done()
+		work()
+	}()
+}
+
+func (d *Drive) noted(note any) {
+	if d.Noted != nil {
+		d.Noted(note)
+	}
 }
 
 // mailboxLimit is how many events of peers wait for the loop before their
@@ -67,6 +99,7 @@ type Node struct {
 	encoded   []byte // scratch
 	draining  bool
 	everUp    bool // a receiver was reachable once
+	loop      loop
 
 	// Safe for everybody.
 	mail   *mailbox
@@ -140,14 +173,45 @@ func (n *Node) Start(c Cores, d Deps) {
 	if c.Intake != nil {
 		n.intake = intake.New(*c.Intake, now)
 	}
-	n.controls = &controls{ctx: n.ctx, tasks: &n.tasks, mail: n.mail, dialer: d.Dialer, timeout: n.cfg.DialTimeout, log: n.log.Logger,
+	n.controls = &controls{ctx: n.ctx, outside: n.outside, mail: n.mail, dialer: d.Dialer, timeout: n.cfg.DialTimeout, log: n.log.Logger,
 		stats: n.stats, conns: map[kv.ConnID]*controlConn{}}
 	if c.Outbound != nil {
 		n.outbound = outbound.New(*c.Outbound, now)
 	}
-	n.tasks.Add(1)
-	go n.loop()
+	n.loop = loop{
+		ctx: n.ctx, clock: n.cfg.Clock, mail: n.mail, dispatch: n.dispatch, tick: n.tick,
+		next: func() kv.Instant { return min(n.wake[0], n.wake[1], n.wake[2]) },
+		woke: n.stats.batch,
+	}
+	if n.cfg.Drive == nil {
+		n.outside(n.run)
+	}
 }
+
+// outside runs what may wait beside the loop; Close waits for it.
+func (n *Node) outside(work func()) { n.cfg.Drive.start(&n.tasks, work) }
+
+// Turn steps all that waits and all that is due, and returns when it is to be
+// called again at the latest. Only with Config.Drive.
+func (n *Node) Turn() kv.Instant { return n.loop.turns() }
+
+// Check verifies the invariants of every core. Only with Config.Drive.
+func (n *Node) Check() error {
+	err := n.attach.Check()
+	if err == nil && n.intake != nil {
+		err = n.intake.Check()
+	}
+	if err == nil && n.outbound != nil {
+		err = n.outbound.Check()
+	}
+	return err
+}
+
+// Pool counts the slots of the receive pool. Only with Config.Drive.
+func (n *Node) Pool() PoolStatus { return PoolStatus(n.intake.Pool()) }
+
+// Peek is Status between two turns. Only with Config.Drive.
+func (n *Node) Peek() Status { return n.status(n.cfg.Clock()) }
 
 // Close stops the loop and what it started, and waits. What was live ends with
 // its peers' leases; drain first (Drain, Idle) to end it well. The second call
@@ -173,15 +237,10 @@ type drain struct{}
 
 type statusCall struct{ reply chan Status }
 
-// loop owns the cores.
-func (n *Node) loop() {
-	defer n.tasks.Done()
+// run owns the cores.
+func (n *Node) run() {
 	defer n.closeOwned()
-	loop{
-		ctx: n.ctx, clock: n.cfg.Clock, mail: n.mail, dispatch: n.dispatch, tick: n.tick,
-		next: func() kv.Instant { return min(n.wake[0], n.wake[1], n.wake[2]) },
-		woke: n.stats.batch,
-	}.run()
+	n.loop.run()
 }
 
 // tick steps the cores whose wake-up has come and reports whether any had.

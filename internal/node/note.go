@@ -86,6 +86,9 @@ func (k noteKind) levelOf(e msg.Ending) slog.Level {
 }
 
 func (n *Node) noteIntake(a intake.Note) {
+	if d := n.cfg.Drive; d != nil {
+		d.noted(a)
+	}
 	k := intakeNotes[a.Kind]
 	switch {
 	case a.Kind == intake.NoteAdmitted:
@@ -113,6 +116,9 @@ func (n *Node) noteIntake(a intake.Note) {
 }
 
 func (n *Node) noteOutbound(a outbound.Note) {
+	if d := n.cfg.Drive; d != nil {
+		d.noted(a)
+	}
 	k := outboundNotes[a.Kind]
 	n.stats.with(func(c *Snapshot) {
 		switch a.Kind {

@@ -46,9 +46,7 @@ type linkEnded struct {
 func (n *Node) connect(a outbound.Connect) {
 	ctx, cancel := context.WithTimeout(n.ctx, n.cfg.DialTimeout)
 	n.links[a.Link] = &linkConn{cancel: cancel}
-	n.tasks.Add(1)
-	go func() {
-		defer n.tasks.Done()
+	n.outside(func() {
 		defer cancel()
 		known := make(chan struct{})
 		defer close(known)
@@ -70,7 +68,7 @@ func (n *Node) connect(a outbound.Connect) {
 		if !n.mail.post(linked{a.Link, conn, err}) && conn != nil {
 			n.release(conn, nil)
 		}
-	}()
+	})
 }
 
 func (n *Node) onLinked(now kv.Instant, l linked) {
@@ -115,14 +113,12 @@ func (n *Node) disconnect(id outbound.LinkID) {
 // release closes a link off the loop, since Close waits for the link's writers,
 // and then says so.
 func (n *Node) release(conn link.Conn, then any) {
-	n.tasks.Add(1)
-	go func() {
-		defer n.tasks.Done()
+	n.outside(func() {
 		conn.Close()
 		if then != nil {
 			n.mail.post(then)
 		}
-	}()
+	})
 }
 
 func plain(ids []link.WriteID) []uint64 {
@@ -217,13 +213,11 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 // sum computes checksums off the loop; the slots are the core's until Summed.
 func (n *Node) sum(a outbound.Sum) {
 	items := append([]outbound.SumItem(nil), a.Items...)
-	n.tasks.Add(1)
-	go func() {
-		defer n.tasks.Done()
+	n.outside(func() {
 		sums := make([]uint32, len(items))
 		for i, it := range items {
 			sums[i] = crc32.Checksum(n.deps.Staging.Slot(it.Slot)[:it.Bytes], castagnoli)
 		}
 		n.mail.post(outbound.Summed{Batch: a.Batch, Sums: sums})
-	}()
+	})
 }

@@ -21,6 +21,10 @@ type WatcherConfig struct {
 	Dialer      Dialer
 	Log         *slog.Logger
 	Clock       func() kv.Instant // nil: the real one
+	Drive       *Drive            // nil: the watcher runs by itself
+	// Told, if set, is called by the loop when a watch is accepted, and when it
+	// has its result.
+	Told func(*Watch)
 }
 
 // Watcher is the shell of a proxy's core: one loop, as in Node.
@@ -32,6 +36,7 @@ type Watcher struct {
 	controls *controls
 	wake     kv.Instant
 	watches  map[kv.CallID]*Watch
+	loop     loop
 
 	mail   *mailbox
 	stats  *Stats
@@ -69,12 +74,27 @@ func NewWatcher(cfg WatcherConfig) *Watcher {
 	w := &Watcher{cfg: cfg, wake: kv.Never, watches: map[kv.CallID]*Watch{}, mail: newMailbox(mailboxLimit), stats: NewStats()}
 	w.ctx, w.cancel = context.WithCancel(context.Background())
 	w.core = watch.New(cfg.Watch, cfg.Clock())
-	w.controls = &controls{ctx: w.ctx, tasks: &w.tasks, mail: w.mail, dialer: cfg.Dialer, timeout: cfg.DialTimeout, log: cfg.Log,
+	w.controls = &controls{ctx: w.ctx, outside: w.outside, mail: w.mail, dialer: cfg.Dialer, timeout: cfg.DialTimeout, log: cfg.Log,
 		stats: w.stats, conns: map[kv.ConnID]*controlConn{}}
-	w.tasks.Add(1)
-	go w.loop()
+	w.loop = loop{
+		ctx: w.ctx, clock: w.cfg.Clock, mail: w.mail, dispatch: w.dispatch, tick: w.tick,
+		next: func() kv.Instant { return w.wake },
+		woke: w.stats.batch,
+	}
+	if cfg.Drive == nil {
+		w.outside(w.run)
+	}
 	return w
 }
+
+// outside runs what may wait beside the loop; Close waits for it.
+func (w *Watcher) outside(work func()) { w.cfg.Drive.start(&w.tasks, work) }
+
+// Turn is as Node.Turn.
+func (w *Watcher) Turn() kv.Instant { return w.loop.turns() }
+
+// Check is as Node.Check.
+func (w *Watcher) Check() error { return w.core.Check() }
 
 // Close ends every watch with an error and waits. The receivers notice by the
 // lease. The order is that of Node.Close.
@@ -157,22 +177,18 @@ type watchCall struct {
 	ev    watch.Watch
 }
 
-func (w *Watcher) loop() {
-	defer w.tasks.Done()
+func (w *Watcher) run() {
 	defer w.controls.closeAll()
-	loop{
-		ctx: w.ctx, clock: w.cfg.Clock, mail: w.mail, dispatch: w.dispatch,
-		tick: func(now kv.Instant) bool {
-			if w.wake > now {
-				return false
-			}
-			w.wake = kv.Never
-			w.step(now, watch.Tick{})
-			return true
-		},
-		next: func() kv.Instant { return w.wake },
-		woke: w.stats.batch,
-	}.run()
+	w.loop.run()
+}
+
+func (w *Watcher) tick(now kv.Instant) bool {
+	if w.wake > now {
+		return false
+	}
+	w.wake = kv.Never
+	w.step(now, watch.Tick{})
+	return true
 }
 
 func (w *Watcher) dispatch(ev any) {
@@ -221,6 +237,7 @@ func (w *Watcher) step(now kv.Instant, ev watch.Event) {
 		case watch.Accepted:
 			if wt := w.watches[a.Call]; wt != nil {
 				close(wt.accepted)
+				w.tell(wt)
 			}
 		case watch.Result:
 			w.onResult(a)
@@ -237,5 +254,28 @@ func (w *Watcher) onResult(r watch.Result) {
 	if wt := w.watches[r.Call]; wt != nil {
 		wt.result = r
 		close(wt.done)
+		w.tell(wt)
 	}
+}
+
+func (w *Watcher) tell(wt *Watch) {
+	if w.cfg.Told != nil {
+		w.cfg.Told(wt)
+	}
+}
+
+// Have is what is known of a watch: whether it was accepted, and its result, if
+// there is one.
+func (wt *Watch) Have() (accepted bool, result *watch.Result) {
+	select {
+	case <-wt.accepted:
+		accepted = true
+	default:
+	}
+	select {
+	case <-wt.done:
+		result = &wt.result
+	default:
+	}
+	return accepted, result
 }

@@ -46,6 +46,8 @@ type Network struct {
 	// Pick, if set, chooses which of n transfers has its turn, from the oldest,
 	// 0; nil always takes the oldest.
 	Pick func(n int) int
+	// Holds, if set, says that a transfer does not move for now.
+	Holds func(Transfer) bool
 
 	mode      link.Mode
 	receivers map[string]*Receiver
@@ -67,7 +69,8 @@ func (n *Network) Caps() link.Caps {
 // Len returns how many transfers are under way.
 func (n *Network) Len() int { return len(n.queue) }
 
-// Step moves one transfer by one step and reports whether there was one.
+// Step moves one transfer by one step and reports whether there was one that
+// moves. One that is held gives its turn to the next.
 func (n *Network) Step() bool {
 	if len(n.queue) == 0 {
 		return false
@@ -76,10 +79,18 @@ func (n *Network) Step() bool {
 	if n.Pick != nil {
 		i = n.Pick(len(n.queue))
 	}
+	if n.Holds != nil {
+		first := i
+		for n.Holds(n.queue[i].describe()) {
+			if i = (i + 1) % len(n.queue); i == first {
+				return false
+			}
+		}
+	}
 	t := n.queue[i]
 	action := Deliver
 	if n.Decide != nil {
-		action = n.Decide(Transfer{t.owner, t.to.cfg.Incarnation, t.dst, t.gen, t.begun})
+		action = n.Decide(t.describe())
 	}
 	switch action {
 	case Lose:
@@ -176,6 +187,10 @@ type transfer struct {
 	src    kv.SlotID
 	srcGen kv.Generation                 // a pull's
 	word   func(kv.SlotID) kv.Generation // a pull's
+}
+
+func (t *transfer) describe() Transfer {
+	return Transfer{t.owner, t.to.cfg.Incarnation, t.dst, t.gen, t.begun}
 }
 
 // Interrupt implements gate.Filler.
