@@ -85,13 +85,13 @@ func (m *memo) intakeActs(c *coreState, in []intake.Action) []act {
 	for _, a := range in {
 		switch a := a.(type) {
 		case intake.Send:
-			if v := m.plant.sent(a.Msg); v != nil {
+			if v := m.plant.Sent(a.Msg); v != nil {
 				out = append(out, act{do: doSend, conn: a.Conn, msg: m.number(v)})
 			}
 		case intake.Close:
 			out = append(out, act{do: doClose, conn: a.Conn})
 		case intake.Wake:
-			if !m.plant.is(plantNoWake) {
+			if !m.plant.is(PlantNoWake) {
 				c.wake = a.At
 			}
 		case intake.Allow:
@@ -181,7 +181,7 @@ func (m *memo) outboundActs(c *coreState, in []outbound.Action) []act {
 func (m *memo) show(a *act) string {
 	switch a.do {
 	case doSend:
-		return "sends " + showMsg(m.message(a.msg))
+		return "sends " + ShowMsg(m.message(a.msg))
 	case doClose:
 		return "closes the connection"
 	case doOpen:
@@ -217,7 +217,7 @@ func (m *memo) show(a *act) string {
 		}
 		return "hands out staging" + b.String()
 	case doNotify:
-		return "tells the proxy " + showMsg(m.message(a.msg))
+		return "tells the proxy " + ShowMsg(m.message(a.msg))
 	case doGranted:
 		return fmt.Sprintf("tells its engine: %s is granted, staging %v", a.req, a.slots)
 	case doEnded:
@@ -236,11 +236,19 @@ func (m *memo) show(a *act) string {
 			return fmt.Sprintf("finds %q", a.found.ReqID)
 		}
 	case doNote:
-		names := map[intake.NoteKind]string{intake.NoteWaiting: "waits", intake.NoteAdmitted: "is admitted", intake.NoteRefused: "is refused",
-			intake.NoteEnded: "has ended", intake.NoteTrusted: "has its writer trusted to be gone"}
-		return strings.TrimRight(fmt.Sprintf("%s %s %s", a.req, names[a.note], a.ending), " ") + because(a.code, a.text)
+		return ShowNote(intake.Note{Kind: a.note, ReqID: a.req, Ending: a.ending, Reason: a.code, Text: a.text})
 	}
 	return ""
+}
+
+// ShowNote prints what a receiver notes of a request; "" for the rest.
+func ShowNote(n intake.Note) string {
+	names := map[intake.NoteKind]string{intake.NoteWaiting: "waits", intake.NoteAdmitted: "is admitted", intake.NoteRefused: "is refused",
+		intake.NoteEnded: "has ended", intake.NoteTrusted: "has its writer trusted to be gone"}
+	if names[n.Kind] == "" {
+		return ""
+	}
+	return strings.TrimRight(fmt.Sprintf("%s %s %s", n.ReqID, names[n.Kind], n.Ending), " ") + because(n.Reason, n.Text)
 }
 
 func because(code fault.Code, text string) string {
@@ -253,8 +261,8 @@ func because(code fault.Code, text string) string {
 	return fmt.Sprintf(" (%s: %s)", code, text)
 }
 
-// showMsg prints a message on one line.
-func showMsg(v msg.Message) string {
+// ShowMsg prints a message on one line.
+func ShowMsg(v msg.Message) string {
 	switch v := v.(type) {
 	case *msg.Hello:
 		return fmt.Sprintf("Hello seq=%d resume=%t", v.Seq, v.Resume)

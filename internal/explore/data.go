@@ -60,7 +60,7 @@ func (w *world) open(r int, a *act) {
 		w.checkStray(r, s, att)
 		*m = recvSlot{gen: a.gen, content: m.content}
 	}
-	if w.x.plant.is(plantCommitOnGrant) {
+	if w.x.plant.is(PlantCommitOnGrant) {
 		w.after(func() {
 			for _, s := range a.slots {
 				w.land(r, s, a.gen)
@@ -131,7 +131,7 @@ func (w *world) revoke(r int, a *act) {
 	if len(f.slots) == 0 {
 		return
 	}
-	if w.x.plant.is(plantFreeOnCancel) {
+	if w.x.plant.is(PlantFreeOnCancel) {
 		for _, s := range f.slots { // whoever fills them goes on
 			m := &rc.slots[s]
 			m.gen, m.revoked, m.landed = 0, false, false
@@ -167,7 +167,7 @@ func (w *world) fence(r, i int) {
 		m.gen, m.revoked, m.landed, m.filling = 0, false, false, 0
 	}
 	rc.copies = slices.DeleteFunc(rc.copies, func(p pull) bool { return p.gen == f.gen && slices.Contains(f.slots, p.slot) })
-	if w.x.plant.is(plantDropFence) {
+	if w.x.plant.is(PlantDropFence) {
 		return
 	}
 	w.fenced(r, f)
@@ -290,7 +290,7 @@ func (w *world) raised(n int, a *act) {
 				}
 			}
 		}
-		if !w.x.plant.is(plantNoGeneration) {
+		if !w.x.plant.is(PlantNoGeneration) {
 			m.word = x.Generation
 		}
 		m.content = 0
@@ -344,7 +344,7 @@ func (w *world) arrive(n, i int) {
 	r := w.recvOf(n)
 	m := &w.recv(r).slots[f.dst]
 	switch {
-	case m.filling == f.att+1 && w.x.plant.is(plantFreeOnCancel): // nobody has interrupted its reader
+	case m.filling == f.att+1 && w.x.plant.is(PlantFreeOnCancel): // nobody has interrupted its reader
 		w.touch(r, f.dst, f.content, int(f.att))
 		m.filling = 0
 	case m.gen != f.gen || m.landed || m.revoked:
@@ -399,7 +399,7 @@ func (w *world) copy(r, i int) {
 	p := &w.recv(r).copies[i]
 	if !p.frozen {
 		st := &w.sends[p.from].staging[p.src]
-		if st.word != p.srcGen && !w.x.plant.is(plantNoGeneration) {
+		if st.word != p.srcGen && !w.x.plant.is(PlantNoGeneration) {
 			w.copyFails(r, i)
 			return
 		}
@@ -420,7 +420,7 @@ func (w *world) copied(r, i int) {
 	c := p.seen
 	if !p.frozen {
 		st := &w.sends[p.from].staging[p.src]
-		if st.word != p.srcGen && !w.x.plant.is(plantNoGeneration) {
+		if st.word != p.srcGen && !w.x.plant.is(PlantNoGeneration) {
 			w.copyFails(r, i)
 			return
 		}

@@ -409,7 +409,7 @@ func (w *world) release(i int) {
 	id := kv.ConnID(rc.reader)
 	w.stepR(sp.recv, ev(evRelease, uint64(i), uint64(id)), func() intake.Event {
 		e := intake.Release{Engine: id, Call: callRelease + kv.CallID(i), By: "d" + itoa(i), ReqID: sp.req}
-		if w.x.plant.is(plantLeak) && sp.end > 1 {
+		if w.x.plant.is(PlantLeak) && sp.end > 1 {
 			e.Chunks = []int64{0}
 		}
 		return e

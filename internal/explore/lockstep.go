@@ -19,7 +19,7 @@ import (
 // a batch of an admitted request is answered in the step that receives it.
 type lockstep struct {
 	lockstepConfig
-	plant plant
+	plant Plant
 	m     *memo
 	reqs  []lockRequest
 }
@@ -55,7 +55,7 @@ type lockAtt struct {
 	over     bool // refused, cancelled, given up, or read
 }
 
-func newLockstep(c lockstepConfig, p plant) *lockstep {
+func newLockstep(c lockstepConfig, p Plant) *lockstep {
 	x := &lockstep{lockstepConfig: c, plant: p, m: newMemo(p)}
 	for s, totals := range c.senders {
 		for _, n := range totals {

@@ -48,7 +48,7 @@ type step struct {
 // memo holds every core state, message and step once. It is safe for
 // concurrent use.
 type memo struct {
-	plant plant
+	plant Plant
 	steps [64]struct {
 		sync.RWMutex
 		of map[string]*step
@@ -66,7 +66,7 @@ type memo struct {
 	seed maphash.Seed
 }
 
-func newMemo(p plant) *memo {
+func newMemo(p Plant) *memo {
 	m := &memo{plant: p, seed: maphash.MakeSeed()}
 	for i := range m.steps {
 		m.steps[i].of = map[string]*step{}
@@ -250,13 +250,13 @@ func (m *memo) repeatRecv(c *coreState, e intake.Event, first []act) string {
 		return "" // a second Hello on one connection is an error
 	}
 	if !bytes.Equal(c.encode(), twin.encode()) {
-		return fmt.Sprintf("R9: %s again changes the receiver", showMsg(r.Msg))
+		return fmt.Sprintf("R9: %s again changes the receiver", ShowMsg(r.Msg))
 	}
 	if slices.ContainsFunc(first, func(a act) bool { return a.do == doNote && (a.code == fault.Deadline || a.code == fault.PeerLost) }) {
 		return "" // the time that had come after it has ended something: that is the answer now
 	}
 	if a, b := m.answerTo(first, r), m.answerTo(again, r); a != 0 && b != a && !m.busy(a) {
-		return fmt.Sprintf("R9: %s is answered %s, and again %s", showMsg(r.Msg), showMsg(m.message(a)), showMsg(m.message(b)))
+		return fmt.Sprintf("R9: %s is answered %s, and again %s", ShowMsg(r.Msg), ShowMsg(m.message(a)), ShowMsg(m.message(b)))
 	}
 	return ""
 }
@@ -282,7 +282,7 @@ func (m *memo) repeatSend(c *coreState, e outbound.Event) string {
 	twin := &coreState{send: c.send.Clone(), who: c.who, at: c.at, wake: c.wake}
 	m.outboundActs(twin, twin.send.Step(c.at, e))
 	if !bytes.Equal(c.encode(), twin.encode()) {
-		return fmt.Sprintf("R9: %s again changes the sender", showMsg(e.(outbound.Received).Msg))
+		return fmt.Sprintf("R9: %s again changes the sender", ShowMsg(e.(outbound.Received).Msg))
 	}
 	return ""
 }

@@ -498,9 +498,9 @@ func (w *world) text(m move) string {
 	case mvConnect, mvGoneS, mvDialFails:
 		return name + " " + cn()
 	case mvToR, mvTwiceR:
-		return name + " " + cn() + ": " + showMsg(w.x.m.message(w.sends[a].conns[b].toR[0]))
+		return name + " " + cn() + ": " + ShowMsg(w.x.m.message(w.sends[a].conns[b].toR[0]))
 	case mvToS, mvTwiceS:
-		return name + " " + cn() + ": " + showMsg(w.x.m.message(w.sends[a].conns[b].toS[0]))
+		return name + " " + cn() + ": " + ShowMsg(w.x.m.message(w.sends[a].conns[b].toS[0]))
 	case mvBreak:
 		k := &w.sends[a].conns[b]
 		return fmt.Sprintf("%s %s: %d of %d still reach the receiver, %d of %d the sender", name, cn(), c, len(k.toR), m.d, len(k.toS))

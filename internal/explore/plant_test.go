@@ -16,34 +16,34 @@ import (
 // shortest trace of each.
 func TestPlants(t *testing.T) {
 	for _, c := range []struct {
-		plant  plant
+		plant  Plant
 		system string
 		budget int
 		blind  string // a rule that would find it first
 		finds  string
 	}{
-		{plantDoubleCount, "one/tcp", 0, "", "R1: "},
-		{plantGrantShort, "one/tcp", 0, "", "R2: "},
-		{plantStageFirst, "starved", 0, "", "R3: "},
-		{plantStageFirst, "starved", 0, "R3", "(deadlock)"},
-		{plantSwallow, "hasty/tcp", 0, "", "R4: "},
-		{plantOtherEnding, "queue/tcp", 1, "", "R5: "},
-		{plantFreeOnCancel, "queue/tcp", 1, "", "R6: "},
-		{plantFreeOnCancel, "queue/shm", 1, "", "R6: "},
-		{plantDrainedEarly, "hasty/nixl", 1, "", "R6: "},
-		{plantNoGeneration, "reuse", 1, "", "R7: "},
-		{plantCommitOnGrant, "one/tcp", 0, "", "R7: "},
-		{plantNoEarmark, "order", 0, "", "R8: "},
-		{plantRepeatIsNew, "one/tcp", 1, "", "R9: "},
-		{plantNoWake, "one/tcp", 1, "", "R10: "},
-		{plantNoLimit, "limits", 0, "", "R11: "},
-		{plantDropFence, "one/tcp", 1, "", "R12: "},
-		{plantLeak, "one/tcp", 0, "", "R12: "},
-		{plantSingleLock, "queue/tcp", 0, "", "(deadlock)"},
-		{plantAnyOrder, "ranks/tcp", 0, "", "(deadlock)"},
-		{plantBlockOnGrant, "queue/tcp", 0, "", "(deadlock)"},
-		{plantBlockOnGrant, "ranksqueue/tcp", 0, "", "(deadlock)"},
-		{plantOneOwner, "lockstep", 0, "", "(deadlock)"},
+		{PlantDoubleCount, "one/tcp", 0, "", "R1: "},
+		{PlantGrantShort, "one/tcp", 0, "", "R2: "},
+		{PlantStageFirst, "starved", 0, "", "R3: "},
+		{PlantStageFirst, "starved", 0, "R3", "(deadlock)"},
+		{PlantSwallow, "hasty/tcp", 0, "", "R4: "},
+		{PlantOtherEnding, "queue/tcp", 1, "", "R5: "},
+		{PlantFreeOnCancel, "queue/tcp", 1, "", "R6: "},
+		{PlantFreeOnCancel, "queue/shm", 1, "", "R6: "},
+		{PlantDrainedEarly, "hasty/nixl", 1, "", "R6: "},
+		{PlantNoGeneration, "reuse", 1, "", "R7: "},
+		{PlantCommitOnGrant, "one/tcp", 0, "", "R7: "},
+		{PlantNoEarmark, "order", 0, "", "R8: "},
+		{PlantRepeatIsNew, "one/tcp", 1, "", "R9: "},
+		{PlantNoWake, "one/tcp", 1, "", "R10: "},
+		{PlantNoLimit, "limits", 0, "", "R11: "},
+		{PlantDropFence, "one/tcp", 1, "", "R12: "},
+		{PlantLeak, "one/tcp", 0, "", "R12: "},
+		{PlantSingleLock, "queue/tcp", 0, "", "(deadlock)"},
+		{PlantAnyOrder, "ranks/tcp", 0, "", "(deadlock)"},
+		{PlantBlockOnGrant, "queue/tcp", 0, "", "(deadlock)"},
+		{PlantBlockOnGrant, "ranksqueue/tcp", 0, "", "(deadlock)"},
+		{PlantOneOwner, "lockstep", 0, "", "(deadlock)"},
 	} {
 		name := string(c.plant) + "/" + strings.ReplaceAll(c.system, "/", "-")
 		if c.blind != "" {
@@ -72,7 +72,7 @@ func TestPlants(t *testing.T) {
 
 // Faults that the world around a core cannot plant are poked into its memory.
 func init() {
-	pokes[plantDoubleCount] = poke{after: func(c *intake.Core, e intake.Event) {
+	pokes[PlantDoubleCount] = poke{after: func(c *intake.Core, e intake.Event) {
 		if _, ok := e.(intake.Release); ok { // one slot comes free twice
 			count := field(reflect.ValueOf(c).Elem().FieldByName("pool").Elem(), "count")
 			count.Index(int(slot.Free)).SetInt(count.Index(int(slot.Free)).Int() + 1)
@@ -80,7 +80,7 @@ func init() {
 	}}
 	// While a first batch is stepped, the incomplete requests of other owners in
 	// lock-step are not counted.
-	pokes[plantOneOwner] = poke{before: func(c *intake.Core, e intake.Event) func() {
+	pokes[PlantOneOwner] = poke{before: func(c *intake.Core, e intake.Event) func() {
 		r, ok := e.(intake.Received)
 		if !ok {
 			return func() {}

@@ -35,7 +35,7 @@ func TestReplay(t *testing.T) {
 					budget = n
 				}
 			}
-			m, err := build(system, budget, plant(p), blind)
+			m, err := build(system, budget, Plant(p), blind)
 			if err != nil {
 				d.Fatalf(t, "%v", err)
 			}

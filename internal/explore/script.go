@@ -9,7 +9,7 @@ import (
 // it. What a search finds is printed as one, and Replay runs it.
 
 // head is the first line of a script.
-func head(name string, budget int, p plant, blind string) string {
+func head(name string, budget int, p Plant, blind string) string {
 	s := fmt.Sprintf("explore system=%s budget=%d", name, budget)
 	if p != "" {
 		s += " plant=" + string(p)

@@ -60,7 +60,7 @@ const (
 // system is a config made ready.
 type system struct {
 	config
-	plant plant
+	plant Plant
 	m     *memo
 	specs []spec // of the attempts
 	facts kv.Facts
@@ -97,7 +97,7 @@ var shape = []int64{2, 1, 16, 1}
 
 const chunkBytes = 2 * 1 * 16 * 1 * 2
 
-func newSystem(c config, p plant) *system {
+func newSystem(c config, p Plant) *system {
 	x := &system{config: c, plant: p, m: newMemo(p), recvParts: newParts((*codec).receiver), sendParts: newParts((*codec).sender),
 		attParts: newParts((*codec).attempt), engParts: newParts((*codec).engine)}
 	x.facts = kv.Facts{SlotBytes: chunkBytes, Format: kv.Format2LTD, DType: "bfloat16", ChunkTokens: 16, TPSize: int64(c.ranks)}
@@ -114,7 +114,7 @@ func newSystem(c config, p plant) *system {
 			}
 			for k := range c.ranks {
 				s := spec{prompt: q, req: fmt.Sprintf("p%d", n), engine: e, number: i, rank: k, before: first + k - 1, sender: e*c.ranks + k, recv: k, ranks: ranks}
-				if p.is(plantAnyOrder) && e%2 == 1 {
+				if p.is(PlantAnyOrder) && e%2 == 1 {
 					s.before = first + k + 1
 				}
 				if s.before < first || s.before >= first+c.ranks {
@@ -156,7 +156,7 @@ func (x *system) newRecv(r int, life uint8) coreID {
 		Links:             []intake.Link{{Name: x.link, Addr: "a", Pull: x.link == "shm", OneSided: x.link == "nixl", ExactFence: x.link != "nixl"}},
 		AllocationTimeout: kv.Forever, RequestTimeout: longTime, Lease: lease, UnclaimedTTL: 20 * second, EndingTTL: longTime,
 		Quarantine: 10 * second, SurplusGrace: 5 * second,
-		MaxWaiting: x.plant.waiting(x.maxWaiting), Bypass: x.plant.bypass(x.bypass), MaxEndings: 16, MaxConns: 16,
+		MaxWaiting: x.plant.waiting(x.maxWaiting), Bypass: x.plant.Bypass(x.bypass), MaxEndings: 16, MaxConns: 16,
 	}, 0)
 	return x.m.keep(&coreState{recv: c, who: recvIncarnation(r, life), wake: kv.Never})
 }

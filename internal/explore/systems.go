@@ -59,7 +59,7 @@ var systems = func() map[string]config {
 }()
 
 // build makes a system ready: one of the above, or the one of LMCache's senders.
-func build(name string, budget int, p plant, blind string) (model, error) {
+func build(name string, budget int, p Plant, blind string) (model, error) {
 	if c, ok := lockstepSystems[name]; ok {
 		c.budget = budget
 		return newLockstep(c, p), nil
