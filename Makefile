@@ -95,5 +95,11 @@ chaos: build ## kill, stop, cut and starve a deployment of real processes under 
 soak: build ## the same for an hour without killing agents; says what grows (SOAK=5m, SEED=n)
 	$(GO) test -count=1 -timeout 12h -run '^TestSoak$$' -v ./internal/chaos -berth ../../$(BIN) -soak $(SOAK) -seed $(SEED)
 
+.PHONY: sim
+SEEDS    ?= 200
+REQUESTS ?= 2000
+sim: ## simulate whole nodes on virtual time, with faults: SEEDS seeds from SEED on, of REQUESTS each (SIM='-json -load hot')
+	$(GO) run ./internal/sim/cmd -seed $(SEED) -seeds $(SEEDS) -requests $(REQUESTS) $(SIM)
+
 clean: ## remove what was built
 	rm -rf bin dist
