@@ -51,7 +51,7 @@ func (e *engine) attach() {
 		if e.life != life || e.h.life != agent || e.conn != conn {
 			return
 		}
-		e.agent().LocalEvents().Connected(conn, localapi.Cred{PID: e.life})
+		e.agent().LocalEvents().Connected(conn, localapi.Cred{PID: e.life, Process: e.life})
 	})
 	facts := layout
 	e.call(&localapi.Hello{Version: localapi.Version, Part: localapi.Scheduler, EngineID: e.h.name + e.role + "." + digits(e.life), Layout: &facts, Shape: chunkShape},
