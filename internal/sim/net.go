@@ -24,7 +24,7 @@ type pairID struct{ from, to int }
 type pair struct {
 	pipes []*pipe
 	// How many faults of each kind last.
-	blocked, twice, slow, lossy int
+	blocked, twice, slow int
 }
 
 func (w *world) pair(from *host, to *receiver) *pair {

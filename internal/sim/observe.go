@@ -38,18 +38,17 @@ const (
 
 // seen is what the observer remembers of a request.
 type seen struct {
-	life     int // of the receiver's process that knows it
-	place    place
-	marked   bool // a proxy's cancel came before it began
-	at       ending
-	alone    bool  // nothing of its sender waited when it came, and it was never blocked
-	passed   int64 // chunks that came later and were admitted while it waits
-	waited   kv.Duration
-	left     bool
-	gen      kv.Generation
-	slots    []kv.SlotID
-	answered ending
-	claim    []localapi.Chunk
+	life   int // of the receiver's process that knows it
+	place  place
+	marked bool // a proxy's cancel came before it began
+	at     ending
+	alone  bool  // nothing of its sender waited when it came, and it was never blocked
+	passed int64 // chunks that came later and were admitted while it waits
+	waited kv.Duration
+	left   bool
+	gen    kv.Generation
+	slots  []kv.SlotID
+	claim  []localapi.Chunk
 }
 
 // ledger is what the observer remembers of a receiver's process.

@@ -280,7 +280,6 @@ type sending struct {
 	granted   bool
 	told      ending
 	cancelled bool
-	tries     int
 	submitted int
 	staged    []kv.SlotID
 }
