@@ -151,11 +151,11 @@ var layers = []layer{
 		std:      []ban{noUnsafe},
 	},
 	{
-		name:     "test helper",
+		name: "test helper",
 		packages: []string{"internal/link/linktest", "internal/link/faultlink", "internal/testenv", "internal/engine/enginetest", "internal/e2e", "internal/explore", "internal/chaos", "internal/lint", "interop",
 			"internal/sim", "internal/sim/cmd"},
-		imports:  []string{"vocabulary", "core", "composed core", "codec", "contract", "adapter", "engine part", "shell", "surface", "root", "test helper"},
-		why:      "a test helper may use everything but a command: run the binary",
+		imports: []string{"vocabulary", "core", "composed core", "codec", "contract", "adapter", "engine part", "shell", "surface", "root", "test helper"},
+		why:     "a test helper may use everything but a command: run the binary",
 	},
 }
 

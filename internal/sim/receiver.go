@@ -228,9 +228,9 @@ func (r *receiver) linkEvents(ev link.ReceiverEvents) link.ReceiverEvents {
 			ev.Landed(ls)
 			r.poke()
 		},
-		Failed: func(s kv.SlotID, g kv.Generation, text string) {
+		Failed: func(s kv.SlotID, g kv.Generation, err *fault.Error) {
 			if mine() {
-				ev.Failed(s, g, text)
+				ev.Failed(s, g, err)
 				r.poke()
 			}
 		},
