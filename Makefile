@@ -55,6 +55,18 @@ python: ## build the wheel of berth-kv, the Python client and vLLM connector, in
 python-test: build python ## test the Python client against real agents, from its wheel
 	@bash python/tests/run.sh $(PYTEST)
 
+# Real vLLM, in an environment of its own outside the checkout.
+VLLM := $(CACHE)/vllm-1
+
+.PHONY: vllm vllm-short
+vllm: build python ## test the vLLM connector on real vLLM (installs it: 7 GB in CACHE)
+	@bash python/tests/install-vllm.sh $(VLLM)
+	@bash python/tests/run-vllm.sh $(VLLM) $(PYTEST)
+
+vllm-short: build python ## its hooks over real agents and caches, without servers
+	@bash python/tests/install-vllm.sh $(VLLM)
+	@bash python/tests/run-vllm.sh $(VLLM) tests/vllm/test_connector.py $(PYTEST)
+
 check: lint ## formatting, vet, linters, tidy modules, tests with and without invariants, short fuzzing
 	$(GO) test -race -shuffle=on -tags invariants -timeout 15m ./...
 	$(MAKE) test

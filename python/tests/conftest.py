@@ -46,6 +46,7 @@ class Agent:
     process: subprocess.Popen[str]
     socket: str
     alloc_port: int
+    init_port: int
     log: pathlib.Path
 
     def status(self) -> dict[str, Any]:
@@ -72,24 +73,26 @@ class Agents:
         self.folder = folder
         self.started: list[Agent] = []
 
-    def start(self, role: str, slots: int = 8, options: str = "", shape: str = SHAPE, slot_bytes: int = LAYOUT.slot_bytes, name: str = "") -> Agent:
-        name = name or f"{role}-{len(self.started)}"
+    def start(self, role: str, slots: int = 8, options: str = "", shape: str = SHAPE, slot_bytes: int = LAYOUT.slot_bytes, rank: int = 0, ranks: int = 1) -> Agent:
+        """An agent of that role with pools of so many slots, for one of its engine's ranks."""
+        name = f"{role}-{len(self.started)}"
         path = self.folder / f"{name}.sock"
-        alloc = free_port()
+        allocs, inits = [free_port() for _ in range(ranks)], [free_port() for _ in range(ranks)]
         text = f"pd_role: {role}\npd_buffer_size: {slots * slot_bytes}\n{shape}local_socket: {path}\nhttp_addr: 127.0.0.1:0\nquarantine_sec: 3\n"
+        text += f"rank: {rank}\ntp_size: {ranks}\n"
         if role != "receiver":
             text += "pd_skip_proxy_notification: true\n"
         if role != "sender":
-            text += f"pd_peer_host: 127.0.0.1\npd_peer_alloc_port: {alloc}\npd_peer_init_port: {free_port()}\n"
-        return self.run(text + options, name, str(path), alloc)
+            text += f"pd_peer_host: 127.0.0.1\npd_peer_alloc_port: {allocs}\npd_peer_init_port: {inits}\n"
+        return self.run(text + options, name, str(path), allocs[rank], inits[rank])
 
-    def run(self, config: str, name: str, path: str, alloc: int) -> Agent:
+    def run(self, config: str, name: str, path: str, alloc: int, init: int = 0) -> Agent:
         file = self.folder / f"{name}.yaml"
         file.write_text(config)
         log = self.folder / f"{name}.log"
         with log.open("a") as stderr:
             process = subprocess.Popen([BERTH, "agent", "--config", str(file), "--announce"], stdout=subprocess.PIPE, stderr=stderr, text=True)
-        agent = Agent(process, path, alloc, log)
+        agent = Agent(process, path, alloc, init, log)
         self.started.append(agent)
         assert process.stdout is not None
         line = _within(process.stdout.readline)

@@ -75,6 +75,34 @@ def test_cancelled_calls_leave_nothing(pair: Pair) -> None:
     run(main())
 
 
+def test_cancelled_when_the_answer_is_there(pair: Pair) -> None:
+    """The answer has come and its caller is cancelled before it runs again: what it brought goes back."""
+    sender, receiver = pair
+
+    async def interrupted(c: Coroutine[Any, Any, Any], client: aio.Client) -> None:
+        task = asyncio.ensure_future(c)
+        await asyncio.sleep(0)
+        (call,) = client._core._calls.values()
+        call.future.add_done_callback(lambda _: task.cancel())  # after that which wakes the caller
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert call.future.done() and call.future.exception() is None
+
+    async def main() -> None:
+        async with aio.connect(sender.socket, LAYOUT) as s, aio.connect(receiver.socket, LAYOUT) as r:
+            await interrupted(s.begin("a", 8, host="127.0.0.1", alloc_port=receiver.alloc_port), s)
+            t = await s.begin("b", 8, host="127.0.0.1", alloc_port=receiver.alloc_port)
+            await t.wait_granted(timeout=WAIT)  # a holds nothing
+            await interrupted(t.stage(4), s)
+            await asyncio.to_thread(until, lambda: sender.status()["staging"]["free"] == 8, "all free")
+            await t.cancel()
+            t = await s.begin("c", 0, host="127.0.0.1", alloc_port=receiver.alloc_port)
+            await t.wait_ended(timeout=WAIT)
+            await interrupted(r.claim("x", "c"), r)
+
+    run(main())
+
+
 def test_loss(pair: Pair) -> None:
     sender, receiver = pair
 

@@ -28,6 +28,7 @@ class Future(Protocol):
     """What concurrent.futures.Future and asyncio.Future have in common."""
 
     def done(self) -> bool: ...
+    def result(self) -> Any: ...
     def set_result(self, result: Any, /) -> None: ...
     def set_exception(self, exception: Any, /) -> None: ...
     def exception(self) -> Any: ...
@@ -164,11 +165,17 @@ class Core(Generic[F]):
             del self._transfers[t.req]
 
     def abandon(self, call: Call[F]) -> bytes | None:
-        """Nobody waits for a call any more: a frame to send, if any."""
-        if call.future.done() and call.id not in self._calls or self._lost is not None:
+        """Nobody waits for a call any more, its answer may be there already: a frame to send, if any."""
+        if call.abandoned or self._lost is not None:
             return None
         call.abandoned = True
-        return self._send({"op": "hangup", "call": call.id}) if call.op in _LONG else None
+        if call.id in self._calls:
+            return self._send({"op": "hangup", "call": call.id}) if call.op in _LONG else None
+        return self._give_back(call, None if call.future.exception() else call.future.result())
+
+    def _give_back(self, call: Call[F], answer: Message | None) -> bytes | None:
+        back = call.late(answer) if call.late else None
+        return self._send(back) if back else None
 
     def _send(self, message: Message) -> bytes:
         """The frame of a call whose answer interests nobody."""
@@ -193,8 +200,7 @@ class Core(Generic[F]):
         if not call.abandoned:
             settle(call.future, message, error)
             return None
-        back = call.late(None if error else message) if call.late else None
-        return self._send(back) if back else None
+        return self._give_back(call, None if error else message)
 
     def _event(self, message: Message) -> bytes | None:
         t = self._transfers.get(message.get("req", ""))

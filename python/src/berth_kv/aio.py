@@ -197,13 +197,18 @@ class Client:
         self._write(frame)
         try:
             await asyncio.wait([call.future], timeout=timeout)
-        finally:
-            if not call.future.done() and (back := self._core.abandon(call)):
-                self._write(back)
+        except BaseException:  # the caller is cancelled, and owns nothing even if the answer is there
+            self._give_up(call)
+            raise
         if not call.future.done():
+            self._give_up(call)
             raise DeadlineError("deadline", f"{call.op} was not answered within {timeout:g} s")
         message: Message = call.future.result()
         return message
+
+    def _give_up(self, call: _core.Call[Future[Any]]) -> None:
+        if back := self._core.abandon(call):
+            self._write(back)
 
     def _write(self, frame: bytes) -> None:
         if self._out.transport.get_write_buffer_size() > _core.MAX_FRAME:

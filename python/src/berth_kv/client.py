@@ -197,19 +197,23 @@ class Client:
 
     def _result(self, call: _core.Call[Future], timeout: float) -> Message:
         try:
-            return self._await(call.future, timeout)  # type: ignore[no-any-return]
-        except BaseException as e:
-            if call.future.done():
-                raise
-            with self._lock:
-                frame = self._core.abandon(call)
-            if call.future.done() and not call.abandoned:  # it came just now
-                return call.future.result()  # type: ignore[no-any-return]
-            if frame:
-                self._write(frame)
-            if isinstance(e, DeadlineError):
-                raise DeadlineError("deadline", f"{call.op} was not answered within {timeout:g} s") from None
+            concurrent.futures.wait([call.future], timeout)
+        except BaseException:  # an interrupt: the caller owns nothing even if the answer is there
+            self._give_up(call)
             raise
+        if not call.future.done() and self._give_up(call, interrupted=False):
+            raise DeadlineError("deadline", f"{call.op} was not answered within {timeout:g} s")
+        return call.future.result()  # type: ignore[no-any-return]
+
+    def _give_up(self, call: _core.Call[Future], interrupted: bool = True) -> bool:
+        """Abandon a call, unless its answer has just come and the caller can still take it."""
+        with self._lock:
+            if not interrupted and call.future.done():
+                return False
+            frame = self._core.abandon(call)
+        if frame:
+            self._write(frame)
+        return True
 
     @staticmethod
     def _await(future: Future, timeout: float | None) -> Any:

@@ -1,0 +1,383 @@
+"""Both sides of the connector, hook by hook, over real agents and real CPU caches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from rig import BLOCK, Engine1, Pair, agents, common, eventually, pairs, request, truth
+
+from berth_kv import AgentError
+from berth_kv.vllm.cache import CPUCache, strided_view
+from berth_kv.vllm.settings import Settings, Spec
+
+__all__ = ["agents", "pairs"]
+Pairs = Callable[..., Pair]
+
+
+def prompt(n: int, seed: int = 0) -> list[int]:
+    return [(i * 7919 + seed * 104729) % 49152 for i in range(n)]
+
+
+@pytest.mark.parametrize("chunk", [64, 48, 16])
+@pytest.mark.parametrize("most", [1 << 20, 50])
+def test_prompts_travel(pairs: Pairs, chunk: int, most: int) -> None:
+    pair = pairs(chunk=chunk)
+    for n in (1, 31, 32, 63, 64, 65, 200):
+        pair.send(f"r{n}", prompt(n), most)
+        r = pair.decode_request(f"r{n}", prompt(n))
+        assert pair.d.load(r) == n
+        pair.check(r, n)
+        assert pair.d.matched(r) == (0, False)  # after a preemption
+        pair.d.finish(r)
+    assert not pair.d.invalid
+
+
+def test_two_ranks(pairs: Pairs) -> None:
+    pair = pairs(ranks=2)
+    for n in (1, 130):
+        pair.send(f"r{n}", prompt(n), 70)
+        r = pair.decode_request(f"r{n}", prompt(n))
+        assert pair.d.load(r) == n
+        pair.check(r, n)
+        pair.d.finish(r)
+
+
+def test_a_local_prefix_is_not_loaded(pairs: Pairs) -> None:
+    pair = pairs()
+    pair.send("r", prompt(150))
+    r = pair.decode_request("r", prompt(150))
+    assert pair.d.load(r, computed=2 * BLOCK) == 150 - 2 * BLOCK
+    pair.check(r, 150, 2 * BLOCK)
+    assert pair.d.cached(r, 0, 2 * BLOCK).eq(0).all()  # not touched
+    pair.d.finish(r)
+    pair.send("s", prompt(60))
+    s = pair.decode_request("s", prompt(60))
+    assert pair.d.load(s, computed=2 * BLOCK) == 0
+    pair.d.finish(s)
+
+
+def test_a_prefix_hit_of_the_prefill_engine_is_sent(pairs: Pairs) -> None:
+    pair = pairs()
+    r = pair.prefill_request("r", prompt(150))
+    assert pair.p.admitted(r, 3 * BLOCK) == (0, False)
+    pair.p.take("p-r", 150)
+    pair.p.workers[0]._cache.scatter(pair.p.tables["p-r"], 0, 3 * BLOCK, truth(prompt(150), 0)[:, :, : 3 * BLOCK])
+    pair.p.prefill(r, computed=3 * BLOCK)
+    pair.p.finish(r)
+    d = pair.decode_request("r", prompt(150))
+    assert pair.d.load(d) == 150
+    pair.check(d, 150)
+    pair.d.finish(d)
+
+
+@pytest.mark.parametrize("at", [40, 64, 130, 199])
+def test_preemption(pairs: Pairs, at: int) -> None:
+    pair = pairs(staging=2)
+    r = pair.prefill_request("r", prompt(200))
+    pair.p.admitted(r)
+    pair.p.step({"p-r": (r, 0, at)})
+    pair.p.step(preempted=["p-r"])  # its blocks hold something else at once
+    assert pair.p.matched(r) == (0, False)
+    pair.p.prefill(r, 70)
+    pair.p.finish(r)
+    d = pair.decode_request("r", prompt(200))
+    assert pair.d.load(d) == 200
+    pair.check(d, 200)
+    pair.d.finish(d)
+
+
+def test_more_prompts_than_staging_slots(pairs: Pairs) -> None:
+    """Every prompt is larger than the staging pool; none waits for ever, and each step submits what has slots."""
+    pair = pairs(chunk=32, staging=2, slots=40)
+    work = {}
+    for i in range(6):
+        r = pair.prefill_request(f"r{i}", prompt(150, i))
+        pair.p.admitted(r)
+        work[r.request_id] = (r, 0, 150)
+    pair.p.step(work)
+    for i, (r, _, _) in enumerate(work.values()):
+        pair.p.finish(r)
+    for i in range(6):
+        d = pair.decode_request(f"r{i}", prompt(150, i))
+        assert pair.d.load(d) == 150
+        pair.check(d, 150)
+        pair.d.finish(d)
+
+
+def test_admission_order_and_room(pairs: Pairs) -> None:
+    pair = pairs(slots=4, admit_ahead=2, max_model_len=200)
+    first = pair.prefill_request("first", prompt(200))
+    assert pair.p.admitted(first) == (0, False)
+    waiting = [pair.prefill_request(f"w{i}", prompt(100, i)) for i in range(4)]
+    for _ in range(3):
+        assert [pair.p.matched(w) for w in waiting] == [(None, False)] * 4
+    eventually(lambda: len(pair.receivers[0].status()["requests"]) == 3, "two wait at the receiver, two in the engine's queue")
+    pair.p.finish(waiting[1], "FINISHED_ABORTED")
+    pair.p.prefill(first)
+    pair.p.finish(first)
+    d = pair.decode_request("first", prompt(200))
+    assert pair.d.load(d) == 200
+    for i, w in ((0, waiting[0]), (2, waiting[2]), (3, waiting[3])):
+        pair.p.admitted(w)
+        pair.p.prefill(w)
+        pair.p.finish(w)
+        x = pair.decode_request(f"w{i}", prompt(100, i))
+        assert pair.d.load(x) == 100
+        pair.check(x, 100)
+        pair.d.finish(x)
+    pair.d.finish(d)
+
+
+def test_what_can_never_fit_is_computed_all_the_same(pairs: Pairs) -> None:
+    pair = pairs(slots=4, max_model_len=200)
+    r = pair.prefill_request("r", prompt(300))
+    assert pair.p.admitted(r) == (0, False)
+    pair.p.prefill(r, 100)
+    pair.p.finish(r)
+    d = pair.decode_request("r", prompt(300))
+    assert pair.d.admitted(d) == (0, False)
+    pair.d.finish(d)
+
+
+@pytest.mark.parametrize("phase", ["queued", "waiting", "granted", "half", "whole", "preempted"])
+def test_aborts_while_sending(pairs: Pairs, phase: str) -> None:
+    pair = pairs(slots=4, staging=2, max_model_len=200)
+    r = pair.prefill_request("r", prompt(200))
+    other = pair.prefill_request("other", prompt(200, 1))
+    if phase == "waiting":
+        pair.p.admitted(other)
+    if phase in ("queued", "waiting"):
+        assert pair.p.matched(r) == (None, False)
+    else:
+        pair.p.admitted(r)
+    if phase in ("half", "preempted"):
+        pair.p.step({"p-r": (r, 0, 130)})
+    if phase == "preempted":
+        pair.p.step(preempted=["p-r"])
+    if phase == "whole":
+        pair.p.step({"p-r": (r, 0, 200)})
+    pair.p.finish(r, "FINISHED_ABORTED")
+    if phase == "waiting":
+        pair.p.finish(other, "FINISHED_ABORTED")
+    eventually(lambda: pair.empty() or phase == "whole" and pair.receivers[0].status()["pool"]["granted"] == 0, "all is given back")
+    if phase == "whole":  # it may have become ready first: then it waits for the decoder
+        d = pair.decode_request("r", prompt(200))
+        pair.d.load(d)
+        pair.d.finish(d)
+    pair.send("next", prompt(200, 2))
+    d = pair.decode_request("next", prompt(200, 2))
+    assert pair.d.load(d) == 200
+    pair.d.finish(d)
+
+
+@pytest.mark.parametrize("phase", ["waiting", "ready", "allocated", "loaded"])
+def test_aborts_while_receiving(pairs: Pairs, phase: str) -> None:
+    pair = pairs()
+    r = pair.decode_request("r", prompt(100))
+    if phase == "waiting":
+        assert pair.d.matched(r) == (None, False)
+        pair.d.finish(r, "FINISHED_ABORTED")
+        return
+    pair.send("r", prompt(100))
+    n, _ = pair.d.admitted(r)
+    assert n == 100
+    if phase == "allocated":
+        pair.d.allocate(r, 100, 100)
+    if phase == "loaded":
+        pair.d.allocate(r, 100, 100)
+        eventually(lambda: pair.d.step() or r.request_id in pair.d.received, "received")
+    r.status = None
+    assert pair.d.scheduler.finished(r)[0] is False
+    eventually(lambda: pair.d.step() or pair.empty(), "released")
+    if phase == "allocated":
+        eventually(lambda: pair.d.step() or r.request_id in pair.d.received, "reported: vLLM frees its blocks then")
+
+
+def test_blocks_that_vllm_does_not_give(pairs: Pairs) -> None:
+    """vLLM may admit a request without what was offered: then it is released."""
+    pair = pairs()
+    pair.send("r", prompt(100))
+    r = pair.decode_request("r", prompt(100))
+    pair.d.admitted(r)
+    pair.d.allocate(r, 100, 0)
+    eventually(pair.empty, "released")
+    assert pair.d.matched(r) == (0, False)
+
+
+def test_a_failed_load_is_offered_once(pairs: Pairs) -> None:
+    pair = pairs()
+    pair.send("r", prompt(100))
+    r = pair.decode_request("r", prompt(100))
+    assert pair.d.admitted(r) == (100, True)
+    pair.receivers[0].kill()
+    eventually(lambda: pair.d.workers[0]._links._clients[0].__class__ is AgentError, "the worker notices")
+    pair.d.allocate(r, 100, 100)
+    eventually(lambda: pair.d.step() or r.request_id in pair.d.received, "reported")
+    assert pair.d.invalid == set(pair.d.tables[r.request_id])
+    assert pair.d.matched(r) == (0, False)
+    pair.d.finish(r)
+    other = pair.decode_request("other", prompt(10))
+    assert pair.d.admitted(other) == (0, False)
+    pair.d.finish(other)
+
+
+def test_another_prompt_under_that_name(pairs: Pairs) -> None:
+    pair = pairs()
+    pair.send("r", prompt(150))
+    other = prompt(64) + prompt(86, seed=5)
+    r = pair.decode_request("r", other)
+    assert pair.d.load(r) == 64  # the common chunk
+    assert torch.equal(pair.d.cached(r, 0, 64), truth(prompt(150), 0)[:, :, :64])
+    pair.d.finish(r)
+    pair.send("s", prompt(150))
+    s = pair.decode_request("s", prompt(150, seed=9))
+    assert pair.d.load(s) == 0
+    pair.d.finish(s)
+
+
+def test_found_by_keys(pairs: Pairs) -> None:
+    pair = pairs(find=True)
+    pair.send("r", prompt(150))
+    r = pair.decode_request("", prompt(150), "d")
+    assert pair.d.load(r) == 150
+    pair.check(r, 150)
+    pair.d.finish(r)
+    none = pair.decode_request("", prompt(100, 3), "e")
+    assert pair.d.load(none) == 0
+    pair.d.finish(none)
+
+
+def test_plain_requests_cost_nothing(pairs: Pairs) -> None:
+    pair = pairs()
+    for e, r in ((pair.p, request("plain", prompt(100))), (pair.d, request("plain", prompt(100)))):
+        assert e.matched(r) == (0, False) and e.matched(r) == (0, False)
+        e.step()
+        assert not e.scheduler._sending and not e.scheduler._receiving
+        e.finish(r)
+        assert not e.scheduler._ignored
+
+
+def test_params_that_cannot_be_used(pairs: Pairs) -> None:
+    pair = pairs()
+    for spec in ({}, {"req_id": 3}, {"req_id": "x", "receiver_host": "h"}, {"req_id": "x", "receiver_host": "h", "receiver_alloc_port": ["7"]}, "text"):
+        r = request("p", prompt(10), {"disagg_spec": spec})
+        assert pair.p.matched(r) == (0, False)
+        pair.p.finish(r)
+    with pytest.raises(ValueError, match="1 receiver_alloc_port and 0 receiver_init_port for 2 ranks"):
+        Spec.of({"disagg_spec": {"req_id": "x", "receiver_host": "h", "receiver_alloc_port": 7400}}, 2)
+
+
+def test_the_prefill_agent_dies(pairs: Pairs) -> None:
+    pair = pairs(staging=2, chunk=32)
+    r = pair.prefill_request("r", prompt(200))
+    pair.p.admitted(r)
+    pair.p.step({"p-r": (r, 0, 100)})
+    pair.senders[0].kill()
+    pair.p.step({"p-r": (r, 100, 100)})
+    pair.p.finish(r)
+    d = pair.decode_request("r", prompt(200))
+    assert pair.d.admitted(d) == (0, False)
+    pair.d.finish(d)
+    again = pair.prefill_request("again", prompt(50))
+    assert pair.p.admitted(again) == (0, False)  # computed without a transfer
+    pair.p.prefill(again)
+    pair.p.finish(again)
+
+
+def test_an_agent_comes_back(pairs: Pairs, agents: Any) -> None:
+    pair = pairs()
+    old = pair.receivers[0]
+    old.kill()
+    eventually(lambda: isinstance(pair.d.workers[0]._links._clients[0], AgentError), "the loss is seen")
+    agents.run((agents.folder / f"{old.log.stem}.yaml").read_text(), old.log.stem, old.socket, old.alloc_port, old.init_port)
+    for e in (pair.d.scheduler, pair.d.workers[0]):
+        eventually(lambda e=e: not isinstance(e._links._clients[0], AgentError), "connected again")
+    pair.receivers[0] = agents.started[-1]
+    eventually(lambda: pair.send("r", prompt(100)) or pair.d.load(pair.decode_request("r", prompt(100))) == 100, "a prompt travels")
+
+
+def test_start_is_refused(agents: Any, tmp_path: Any) -> None:
+    shape, size = "kv_shape: [3, 2, 64, 2, 32]\nkv_dtype: float\n", 2 * 3 * 64 * 64 * 4
+    sender = agents.start("sender", 4, shape=shape, slot_bytes=size)
+    receiver = agents.start("receiver", 4, shape=shape, slot_bytes=size)
+    nobody = type(sender)(sender.process, str(tmp_path / "none.sock"), 0, 0, sender.log)
+    for agent, options, words in [
+        (nobody, dict(sends=True), ["none.sock", "No such file"]),
+        (sender, dict(receives=True), ["it is no receiver", "kv_role"]),
+        (receiver, dict(sends=True), ["it is no sender", "kv_role"]),
+        (receiver, dict(receives=True, max_model_len=300), ["holds 256 tokens (4 slots of 64)", "max_model_len is 300"]),
+        (receiver, dict(receives=True, chunk=32), ["slot_bytes is 98304 at the agent, 49152 at the engine"]),
+    ]:
+        with pytest.raises(AgentError) as e:
+            Engine1([agent], **options)
+        assert all(w in str(e.value) for w in words), str(e.value)
+    first = Engine1([sender], sends=True)
+    try:
+        with pytest.raises(AgentError, match="holds this agent") as e:
+            Engine1([sender], sends=True)
+        assert first.engine.engine_id in str(e.value)
+    finally:
+        first.close()
+
+
+def test_settings() -> None:
+    class Config:
+        kv_connector_extra_config: Any = None
+
+    c = Config()
+    with pytest.raises(ValueError, match="berth_socket is missing"):
+        Settings.of(c)
+    c.kv_connector_extra_config = {"berth_socket": "x", "chunk_token": 1, "find": 1, "admit_ahead": 0, "wait_timeout": "1"}
+    with pytest.raises(ValueError) as e:
+        Settings.of(c)
+    for words in ("chunk_token is not known; known are berth_socket, chunk_tokens", "find is 1", "admit_ahead is 0", "wait_timeout is '1'"):
+        assert words in str(e.value)
+    c.kv_connector_extra_config = {"berth_socket": "/run/{rank}.sock", "wait_timeout": 5}
+    s = Settings.of(c)
+    assert s.socket(1, 2) == "/run/1.sock" and s.wait_timeout == 5
+    with pytest.raises(ValueError, match="for 2 ranks"):
+        Settings("/run/a.sock").socket(0, 2)
+    with pytest.raises(ValueError, match="1 paths for 2 ranks"):
+        Settings(["/run/a.sock"]).socket(0, 2)
+
+
+@pytest.mark.parametrize("stacked", [True, False])
+@pytest.mark.parametrize(("dtype", "block", "heads", "size"), [
+    (torch.float32, 32, 2, 64), (torch.bfloat16, 128, 3, 64), (torch.bfloat16, 16, 1, 32), (torch.float16, 64, 2, 96), (torch.bfloat16, 32, 2, 80),
+])  # fmt: skip
+def test_cpu_caches(dtype: torch.dtype, block: int, heads: int, size: int, stacked: bool) -> None:
+    layers, blocks, n = 3, 12, 5 * block + 3
+    whole = torch.zeros(layers, blocks, heads, block, 2 * size, dtype=dtype)
+    cache = CPUCache([whole[i] if stacked else whole[i].clone() for i in range(layers)])
+    assert (cache._stack is not None) == stacked
+    table = [7, 3, 11, 1, 4, 9]
+    kv = torch.randn(2, layers, n, heads * size).to(dtype)
+    cache.scatter(table, 0, n, kv)
+    untouched = [t[[0, 2, 5, 6, 8, 10]] for t in cache._tensors]
+    assert all(u.eq(0).all() for u in untouched)
+    for views in (cache._views, [None, None]):  # by views, and by index
+        cache._views = list(views)
+        for a, z in [(0, n), (0, 1), (block - 1, block + 1), (5, 5 + 2 * block), (n - 3, n), (block, 2 * block)]:
+            out = torch.empty(2, layers, z - a, heads * size, dtype=dtype)
+            cache.gather(table, a, z, out)
+            assert torch.equal(out, kv[:, :, a:z])
+    patch = torch.randn(2, layers, 2, heads * size).to(dtype)
+    cache.scatter(table, block - 1, block + 1, patch)
+    kv[:, :, block - 1 : block + 1] = patch
+    out = torch.empty_like(kv)
+    cache.gather(table, 0, n, out)
+    assert torch.equal(out, kv)
+
+
+def test_strided_views() -> None:
+    """Layouts of kernels that this machine may not have."""
+    for b, d in [(128, 64), (32, 96), (64, 128)]:
+        t, x = torch.arange(b)[:, None], torch.arange(d)[None]
+        for places in ((t // 16) * 16 * d + (x // 2) * 32 + (t % 16) * 2 + x % 2, (x // 16) * 16 * b + (t // 2) * 32 + (x % 16) * 2 + t % 2, x * b + t):
+            assert strided_view(places) is not None
+        shuffled = torch.randperm(b * d, generator=torch.Generator().manual_seed(1)).view(b, d)
+        assert strided_view(shuffled) is None
+    assert common.LAYOUT.fmt == 1
