@@ -148,7 +148,7 @@ func (a *Agent) start(ctx context.Context) error {
 	// with the same socket is the likeliest thing in the way.
 	local, err := localapi.Listen(localapi.Config{Path: cfg.LocalSocket, Handler: a.node.LocalEvents(), Log: a.log})
 	if err != nil {
-		return named(err, "local_socket")
+		return err // it names local_socket
 	}
 	a.undo.add(local.Close)
 	a.local, deps.Local, a.addrs.Local = local, local, cfg.LocalSocket

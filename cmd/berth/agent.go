@@ -83,7 +83,7 @@ func agentCommand() *cobra.Command {
 // shutDown drains within the timeout and closes. What is live after it is
 // reported and cut off; that is no failure of the command.
 func shutDown(log *slog.Logger, timeout time.Duration, drain func(context.Context) error, close func() error) error {
-	log.Info("draining", "timeout", timeout)
+	log.Info("draining", "timeout", timeout.String())
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	if err := drain(ctx); err != nil {

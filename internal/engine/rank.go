@@ -115,7 +115,7 @@ func (r *rank) run(ctx context.Context) {
 		agent, err := r.connect(ctx)
 		if err != nil {
 			r.set(nil, fault.New(fault.PeerLost, "the agent of rank %d is not reached: %v", r.number, err))
-			r.log.Warn("agent not reached", "err", err, "retry", backoff)
+			r.log.Warn("agent not reached", "err", err, "retry", backoff.String())
 			select {
 			case <-time.After(backoff):
 			case <-ctx.Done():
