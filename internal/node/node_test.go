@@ -440,18 +440,6 @@ func TestNode_local_calls(t *testing.T) {
 			}
 		})
 	}
-	t.Run("hang-up", func(t *testing.T) {
-		call, c := r.recvEnd.begin(r.recv, 1, &localapi.Wait{Req: "nobody", DeadlineMS: 60_000})
-		r.recv.LocalEvents().Hangup(call)
-		select {
-		case v := <-c:
-			if err, ok := v.(*fault.Error); !ok || err.Code != fault.Cancelled {
-				t.Errorf("a given-up wait got %v", v)
-			}
-		case <-time.After(limit):
-			t.Error("a given-up wait is not answered")
-		}
-	})
 	t.Run("drain", func(t *testing.T) {
 		must[*localapi.Done](t, r.recvEnd, r.recv, 3, &localapi.Drain{})
 		if s := status(t, r.recv); !s.Draining || s.Ready || s.NotReady != "draining" {
@@ -462,6 +450,53 @@ func TestNode_local_calls(t *testing.T) {
 			t.Errorf("a drained receiver took a request: %+v", e)
 		}
 	})
+}
+
+// TestNode_hangup: a call that its caller gives up is answered all the same, on
+// either side, and waits for nothing any more.
+func TestNode_hangup(t *testing.T) {
+	r := newRig(t, options{})
+	r.attachBoth()
+	r.net.hold(true)
+	r.begin("a", slots)
+	r.granted("a")
+	// Half of the staging slots are being written from; as many again are more than
+	// one receiver's share.
+	got := must[*localapi.Slots](t, r.sendEnd, r.send, 1, &localapi.Stage{Req: "a", N: slots / 2}).Slots
+	batch := &localapi.Submit{Req: "a"}
+	for i, slot := range got {
+		batch.Chunks = append(batch.Chunks, localapi.Staged{Index: int64(i), Key: "k", Slot: slot, Tokens: tokens})
+	}
+	must[*localapi.Done](t, r.sendEnd, r.send, 1, batch)
+	for name, c := range map[string]struct {
+		end *local
+		n   *Node
+		req localapi.Request
+	}{
+		"wait":  {r.recvEnd, r.recv, &localapi.Wait{Req: "nobody", DeadlineMS: 60_000}},
+		"stage": {r.sendEnd, r.send, &localapi.Stage{Req: "a", N: slots / 2}},
+	} {
+		call, answer := c.end.begin(c.n, 1, c.req)
+		status(t, c.n) // the loop has had the call
+		select {
+		case v := <-answer:
+			t.Fatalf("%s: did not wait: %v", name, v)
+		default:
+		}
+		c.n.LocalEvents().Hangup(call)
+		select {
+		case v := <-answer:
+			if err, ok := v.(*fault.Error); !ok || err.Code != fault.Cancelled {
+				t.Errorf("%s: given up, it got %v", name, v)
+			}
+		case <-time.After(limit):
+			t.Errorf("%s: given up, it is not answered", name)
+		}
+	}
+	r.net.hold(false)
+	must[*localapi.Ending](t, r.sendEnd, r.send, 1, &localapi.Cancel{Req: "a"})
+	until(t, r.send, "idle", idle)
+	until(t, r.recv, "idle", idle)
 }
 
 // TestNode_engine_lost: a claim outlives its connection until the engine's
