@@ -2,7 +2,7 @@
 // measured runs in processes of its own (this binary again), on loopback, but for
 // the ledger and the raw copies. What is compared takes turns within one run,
 // since a shared machine changes from minute to minute: a ratio is of
-// neighbouring turns, and of each row the mean over the turns is given.
+// neighbouring turns.
 //
 // Where requests come at a rate, a latency counts from the moment at which the
 // request should have started, also when it started late (no coordinated

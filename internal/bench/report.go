@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"math"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -20,9 +21,9 @@ type Report struct {
 }
 
 // Row is one figure: the mean over the turns. Baseline is that of Against,
-// measured in the same run, and Ratio is Value by Baseline: the mean over the
-// turns, each with its neighbour. The intervals hold the means with 95 %
-// confidence.
+// measured in the same run, and Ratio the geometric mean over the turns of each
+// by its neighbour, which is not exactly Value by Baseline. The intervals hold
+// the means with 95 % confidence.
 type Row struct {
 	Name     string      `json:"name"` // what was measured, and after ": " the metric
 	Value    float64     `json:"value"`
@@ -36,19 +37,26 @@ type Row struct {
 }
 
 // add adds a figure measured once in each turn; theirs may be empty, and gives a
-// ratio if it is all above 0.
+// ratio if both are all above 0.
 func (r *Report) add(name, unit, checks, against string, ours, theirs []float64) {
 	row := Row{Name: name, Unit: unit, Value: mean(ours), CI: interval(ours), Checks: checks}
-	if len(theirs) == len(ours) && !slices.ContainsFunc(theirs, func(v float64) bool { return v <= 0 }) {
+	if len(theirs) == len(ours) && positive(ours) && positive(theirs) {
 		b := mean(theirs)
-		ratios := make([]float64, len(ours))
+		logs := make([]float64, len(ours))
 		for i := range ours {
-			ratios[i] = ours[i] / theirs[i]
+			logs[i] = math.Log(ours[i] / theirs[i])
 		}
-		ratio := mean(ratios)
-		row.Against, row.Baseline, row.Ratio, row.RatioCI = against, &b, &ratio, interval(ratios)
+		ratio := math.Exp(mean(logs))
+		row.Against, row.Baseline, row.Ratio = against, &b, &ratio
+		if ci := interval(logs); ci != nil {
+			row.RatioCI = &[2]float64{math.Exp(ci[0]), math.Exp(ci[1])}
+		}
 	}
 	r.Rows = append(r.Rows, row)
+}
+
+func positive(v []float64) bool {
+	return len(v) > 0 && slices.Min(v) > 0
 }
 
 func (r *Report) note(format string, args ...any) {

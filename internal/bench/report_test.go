@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"math"
 	"os"
 	"strings"
 	"testing"
@@ -17,13 +18,15 @@ func TestReport(t *testing.T) {
 	r.add("a: rate", "GB/s", "all on", "memcpy", []float64{2, 4}, []float64{1, 4})
 	r.add("a: CPU", "s/GB", "all on", "", []float64{3}, nil)
 	r.add("b: rate", "GB/s", "none", "memcpy", []float64{1, 1}, []float64{0, 1}) // no ratio to nothing
+	r.add("c: rate", "GB/s", "none", "memcpy", []float64{-1, 1}, []float64{1, 1})
 	r.note("%d of %d", 1, 2)
-	two, one5 := 2.5, 1.5
+	two, root := 2.5, math.Sqrt2 // of the ratios 2 and 1
 	want := []Row{
-		{Name: "a: rate", Value: 3, Unit: "GB/s", CI: &[2]float64{3 - 12.71, 3 + 12.71}, Against: "memcpy", Baseline: &two, Ratio: &one5,
-			RatioCI: &[2]float64{1.5 - 6.355, 1.5 + 6.355}, Checks: "all on"},
+		{Name: "a: rate", Value: 3, Unit: "GB/s", CI: &[2]float64{3 - 12.71, 3 + 12.71}, Against: "memcpy", Baseline: &two, Ratio: &root,
+			RatioCI: &[2]float64{math.Pow(2, 0.5-12.71/2), math.Pow(2, 0.5+12.71/2)}, Checks: "all on"},
 		{Name: "a: CPU", Value: 3, Unit: "s/GB", Checks: "all on"},
 		{Name: "b: rate", Value: 1, Unit: "GB/s", CI: &[2]float64{1, 1}, Checks: "none"},
+		{Name: "c: rate", Value: 0, Unit: "GB/s", CI: &[2]float64{-12.71, 12.71}, Checks: "none"},
 	}
 	if d := cmp.Diff(want, r.Rows, cmp.Comparer(func(a, b float64) bool { return a-b < 1e-9 && b-a < 1e-9 })); d != "" {
 		t.Errorf("rows (-want +got):\n%s", d)
@@ -32,7 +35,7 @@ func TestReport(t *testing.T) {
 	if err := errors.Join(r.WriteText(&text), r.WriteJSON(&raw)); err != nil {
 		t.Fatal(err)
 	}
-	for _, w := range []string{"a [all on]\n", "  rate  3 GB/s", "memcpy", "1.5", "note: 1 of 2"} {
+	for _, w := range []string{"a [all on]\n", "  rate  3 GB/s", "memcpy", "1.41", "note: 1 of 2"} {
 		if !strings.Contains(text.String(), w) {
 			t.Errorf("no %q in\n%s", w, text.String())
 		}
