@@ -19,7 +19,8 @@ func benchCommand() *cobra.Command {
 		Use:   "bench",
 		Short: "Measure Berth on this machine",
 		Long: `Measures Berth on this machine, on loopback, in processes of its own. What is compared takes turns within one run: read
-ratios, not figures. Latencies at a rate count from when a request should have begun. Each row says which checks were on.`,
+ratios, not figures. Latencies at a rate count from when a request should have begun. Each row says which checks were on. docs/performance.md
+has figures, and what limits each.`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cmd.SetOut(cmd.ErrOrStderr())
