@@ -53,11 +53,14 @@ static const struct { const char *name; void **at; } symbols[] = {
 #undef S
 };
 
-// resolve sets every function; at the first that is missing it returns its name.
+// resolve sets every function, or none and returns the name of one that is
+// missing.
 static const char *resolve(void *lib) {
 	for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++)
-		if (!(*symbols[i].at = dlsym(lib, symbols[i].name)))
+		if (!dlsym(lib, symbols[i].name))
 			return symbols[i].name;
+	for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++)
+		*symbols[i].at = dlsym(lib, symbols[i].name);
 	return NULL;
 }
 

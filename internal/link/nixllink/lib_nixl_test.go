@@ -30,6 +30,9 @@ func TestLoad_refused(t *testing.T) {
 	if err := os.WriteFile(text, []byte("no library"), 0o644); err != nil {
 		t.Fatal(err)
 	}
+	loaded := opened.path // by another test: one library stays for the process's life
+	opened.path = ""
+	t.Cleanup(func() { opened.path = loaded })
 	t.Setenv("NIXL_PLUGIN_DIR", "")
 	if _, err := Load(young); err == nil || !strings.Contains(err.Error(), "no plug-ins") || !strings.Contains(err.Error(), "NIXL_PLUGIN_DIR") {
 		t.Errorf("a library without plug-ins: %v", err)
@@ -45,5 +48,9 @@ func TestLoad_refused(t *testing.T) {
 	os.Unsetenv("NIXL_PLUGIN_DIR") // what Load has set
 	if _, err := Load(""); err != nil {
 		t.Error(err)
+	}
+	loaded = opened.path
+	if _, err := Load(young); err == nil || !strings.Contains(err.Error(), "is loaded already") {
+		t.Errorf("a second library: %v", err)
 	}
 }
