@@ -54,7 +54,8 @@ const maxInit = wire.MaxPageList + wire.MaxMeta
 const initConns = 256
 
 func listenInit(ctx context.Context, addr string, respond func([]byte) []byte, o zmtp.Options) (*zmtp.Rep, error) {
-	o.MaxFrame, o.MaxMessage, o.MaxConns = maxInit, maxInit, initConns
+	// A Berth sender's stays open in silence: its end says that this receiver is gone.
+	o.MaxFrame, o.MaxMessage, o.MaxConns, o.KeepIdle = maxInit, maxInit, initConns, true
 	return zmtp.ListenRep(ctx, addr, func(_ context.Context, r zmtp.Request) [][]byte {
 		var b []byte
 		if len(r.Frames) > 0 {

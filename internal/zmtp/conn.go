@@ -39,7 +39,10 @@ type conn struct {
 	// owned by the goroutine that runs handshake and serve
 	in *reader
 
+	receiving share // bytes of the message that is coming in or being handled
+
 	// atomic
+	message atomic.Int64 // nanoseconds from start to the last message
 	heard   atomic.Int64 // nanoseconds from start to the last byte read
 	busy    atomic.Bool  // the handler runs, so nothing is being read
 	peerTTL atomic.Int64 // nanoseconds; 0: none
@@ -60,7 +63,8 @@ type conn struct {
 	probeN  uint64
 }
 
-func newConn(id ConnID, typ socketType, tcp *net.TCPConn, handler Handler, room *gate, opts *Options) (*conn, error) {
+// newConn makes a connection; recv and send are the budgets of its socket, nil for none.
+func newConn(id ConnID, typ socketType, tcp *net.TCPConn, handler Handler, room *gate, opts *Options, recv, send *budget) (*conn, error) {
 	c := &conn{
 		id: id, typ: typ, opts: opts, tcp: tcp, handler: handler, start: time.Now(),
 		stop: make(chan struct{}), done: make(chan struct{}),
@@ -70,8 +74,16 @@ func newConn(id ConnID, typ socketType, tcp *net.TCPConn, handler Handler, room 
 	}
 	c.beat = heartbeat{interval: opts.HeartbeatInterval, timeout: opts.HeartbeatTimeout, nextPing: opts.HeartbeatInterval}
 	c.in = newReader(heardReader{c}, readLimits{opts.MaxFrame, opts.MaxMessage, opts.MaxFrames})
+	crowded := func() { c.fail(ErrCrowded) }
+	if recv != nil {
+		c.receiving = share{b: recv, evict: crowded}
+		c.in.room = func(n int64) bool { return c.receiving.take(n, c.stop) }
+	}
 	out, err := newOutbox(tcp, opts, room, c.fail)
 	c.out = out
+	if out != nil && send != nil {
+		out.waiting = share{b: send, evict: crowded}
+	}
 	return c, err
 }
 
@@ -169,6 +181,7 @@ func (c *conn) readReady() ([]byte, error) {
 // abandon ends a connection whose handshake has failed.
 func (c *conn) abandon(err error) {
 	c.fail(err)
+	c.receiving.drop()
 	close(c.done)
 }
 
@@ -178,6 +191,7 @@ func (c *conn) serve() {
 	c.startBeat()
 	c.deliver(Event{Kind: Connected, Again: c.again})
 	err := c.read()
+	c.receiving.drop()
 	if c.closing.Load() {
 		err = ErrClosed
 	}
@@ -209,8 +223,19 @@ func (c *conn) read() error {
 			}
 		case !c.typ.receives():
 			return protocolErrorf("a %s socket gets no messages", c.typ)
-		case !c.closing.Load():
-			c.deliver(Event{Kind: Message, Frames: message})
+		default:
+			c.message.Store(int64(time.Since(c.start)))
+			large := c.receiving.held > 0 // only this goroutine changes it
+			if large {
+				c.receiving.pin(true)
+			}
+			if !c.closing.Load() {
+				c.deliver(Event{Kind: Message, Frames: message})
+			}
+			if large {
+				c.receiving.drop()
+				c.receiving.pin(false)
+			}
 		}
 	}
 }

@@ -52,7 +52,7 @@ func connect(ctx context.Context, id ConnID, typ socketType, addr string, identi
 		return nil, dialError(ctx, addr, err)
 	}
 	tcp := nc.(*net.TCPConn)
-	c, err := newConn(id, typ, tcp, handler, room, opts)
+	c, err := newConn(id, typ, tcp, handler, room, opts, nil, nil)
 	if err != nil {
 		_ = tcp.Close()
 		return nil, dialError(ctx, addr, err)

@@ -27,6 +27,10 @@ var (
 	ErrReplaced = errors.New("zmtp: replaced by a new connection with the same identity")
 	// ErrTooMany: MaxConns connections are open.
 	ErrTooMany = errors.New("zmtp: too many connections")
+	// ErrCrowded: the connection was stuck, and others needed the memory that it held.
+	ErrCrowded = errors.New("zmtp: stuck, closed to make room for others")
+	// ErrIdle: the connection was silent, and another one needed its place.
+	ErrIdle = errors.New("zmtp: silent, closed to make room for others")
 	// ErrNoPeer: a Push has no connected peer now.
 	ErrNoPeer = errors.New("zmtp: no peer is connected")
 )

@@ -14,6 +14,8 @@ import (
 const (
 	// handshakeGrace: at MaxHandshakes a connection of this age makes room for a new one.
 	handshakeGrace = time.Second
+	// idleGrace: at MaxConns a connection that has been silent for so long makes room for a new one.
+	idleGrace = time.Second
 	// rememberedIdentities bounds what Event.Again knows.
 	rememberedIdentities = 8192
 	// acceptPauseMin and acceptPauseMax bound the pause after a failed accept (no descriptor left, for example).
@@ -29,6 +31,7 @@ type Stats struct {
 	Connected    uint64 // handshakes completed
 	NotAllowed   uint64 // refused by Options.Allow
 	Refused      uint64 // refused for MaxConns, a taken identity, or a failed handshake
+	MadeRoom     uint64 // closed for MaxConns, RecvTotal or SendTotal
 	AcceptErrors uint64 // failed accepts, each followed by a pause
 }
 
@@ -45,6 +48,8 @@ type Listener struct {
 	ctx     context.Context // ends when Close begins
 	cancel  context.CancelFunc
 	slots   chan struct{} // one token for each connection in handshake
+	recv    *budget
+	toSend  *budget
 
 	wg     sync.WaitGroup // accept goroutine and connections
 	closed chan struct{}  // Close is done
@@ -83,7 +88,7 @@ func newListener(typ socketType, ln net.Listener, handler Handler, opts Options)
 		typ: typ, opts: opts, ln: ln, handler: handler, log: newLimitedLog(opts.Log),
 		slots: make(chan struct{}, opts.MaxHandshakes), closed: make(chan struct{}),
 		conns: make(map[ConnID]*conn), names: make(map[string]*conn),
-		half: list.New(), seen: newIdentitySet(rememberedIdentities),
+		half: list.New(), seen: newIdentitySet(rememberedIdentities), recv: newBudget(opts.RecvTotal), toSend: newBudget(opts.SendTotal),
 	}
 	l.ctx, l.cancel = context.WithCancel(context.Background())
 	l.wg.Go(l.accept)
@@ -201,13 +206,6 @@ func (l *Listener) take(tcp *net.TCPConn) {
 		_ = tcp.Close()
 		return
 	}
-	l.mu.RLock()
-	full := len(l.conns) >= l.opts.MaxConns
-	l.mu.RUnlock()
-	if full {
-		l.refuse(tcp, nil, ErrTooMany)
-		return
-	}
 	if !l.handshakeSlot() {
 		_ = tcp.Close()
 		return
@@ -281,8 +279,12 @@ func (l *Listener) handshake(id ConnID, tcp *net.TCPConn) (*conn, error) {
 		l.handler(e)
 		if e.Kind == Disconnected {
 			l.unregister(c) // now its identity is free
+			if errors.Is(e.Err, ErrIdle) || errors.Is(e.Err, ErrCrowded) {
+				l.count(&l.stats.MadeRoom)
+				l.log.warn("connection closed to make room", "remote", e.Remote, "err", e.Err)
+			}
 		}
-	}, &gate{}, &l.opts)
+	}, &gate{}, &l.opts, l.recv, l.toSend)
 	if err != nil {
 		return nil, err
 	}
@@ -305,6 +307,17 @@ func (l *Listener) admit(ctx context.Context, c *conn, identity []byte) error {
 		c.identity = generatedIdentity(c.id)
 	}
 	old, err := l.register(c)
+	if errors.Is(err, ErrTooMany) {
+		if idle := l.idlest(); idle != nil {
+			idle.fail(ErrIdle)
+			select {
+			case <-idle.done: // its Disconnected comes before our Connected
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			}
+			old, err = l.register(c)
+		}
+	}
 	if old == nil {
 		return err
 	}
@@ -348,6 +361,22 @@ func (l *Listener) register(c *conn) (old *conn, err error) {
 	c.again = l.seen.add(c.identity)
 	l.stats.Connected++
 	return nil, nil
+}
+
+// idlest returns the connection that has been silent the longest, if that is long enough to close it.
+func (l *Listener) idlest() (idlest *conn) {
+	if l.opts.KeepIdle {
+		return nil
+	}
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	since := time.Now().Add(-idleGrace)
+	for _, c := range l.conns {
+		if last := c.start.Add(time.Duration(c.message.Load())); last.Before(since) {
+			idlest, since = c, last
+		}
+	}
+	return idlest
 }
 
 // unregister takes c out, if it is in.

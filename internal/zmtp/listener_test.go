@@ -306,7 +306,7 @@ func TestHalfOpenConnections(t *testing.T) {
 func TestMaxConns(t *testing.T) {
 	leakCheck(t)
 	rec := &recorder{}
-	r := startRouter(t, rec.handle, Options{MaxConns: 2})
+	r := startRouter(t, rec.handle, Options{MaxConns: 2, KeepIdle: true})
 	first := startDealer(t, r.Addr(), nil, Options{})
 	startDealer(t, r.Addr(), nil, Options{})
 	if _, err := DialDealer(testContext(t), r.Addr().String(), nil, Options{}); err == nil {

@@ -42,8 +42,14 @@ type Options struct {
 	MaxFrame, MaxMessage int64
 	MaxFrames            int
 
-	// MaxConns is how many connections a listening socket has; more are closed at accept (4096).
+	// MaxConns is how many connections a listening socket has (4096). For one more, the connection goes that has sent no
+	// message for the longest time, if that is a second at least; with KeepIdle, or else, the new one is refused.
 	MaxConns int
+	KeepIdle bool
+	// RecvTotal and SendTotal bound all connections of a listening socket together: bytes of messages that are coming in or
+	// being handled (128 MiB; messages up to 4 KiB do not count), and bytes that wait to be given to TCP (256 MiB). Where one
+	// more is too much, the connection that has been stuck the longest is closed. One message always fits.
+	RecvTotal, SendTotal int64
 	// MaxHandshakes is how many accepted connections may be in handshake (1024). At the limit the oldest is closed once it
 	// is a second old, and nothing is accepted until then.
 	MaxHandshakes int
@@ -103,12 +109,16 @@ func (o Options) withDefaults() (Options, error) {
 	for _, n := range []struct {
 		name string
 		v    *int64
-	}{{"MaxFrame", &o.MaxFrame}, {"MaxMessage", &o.MaxMessage}} {
+		def  int64
+	}{
+		{"MaxFrame", &o.MaxFrame, 16<<20 + 64<<10}, {"MaxMessage", &o.MaxMessage, 16<<20 + 64<<10},
+		{"RecvTotal", &o.RecvTotal, 128 << 20}, {"SendTotal", &o.SendTotal, 256 << 20},
+	} {
 		if *n.v < 0 {
 			return o, fmt.Errorf("zmtp: %s = %d is negative", n.name, *n.v)
 		}
 		if *n.v == 0 {
-			*n.v = 16<<20 + 64<<10
+			*n.v = n.def
 		}
 	}
 	if o.ReconnectMax < o.ReconnectMin {

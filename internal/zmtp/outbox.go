@@ -37,6 +37,8 @@ type outbox struct {
 	room     *gate       // opened when there may be room again
 	tryWrite func(fd uintptr) bool
 
+	waiting share // szMsgs; taken before mu, since it may cost another connection its outbox
+
 	writers sync.WaitGroup // writer goroutines; Add under mu and only while state != outDead
 
 	// owned by who made active true
@@ -97,9 +99,13 @@ func (o *outbox) send(frames [][]byte) error {
 	if err := o.checkLimits(frames, size); err != nil {
 		return err
 	}
+	if !o.waiting.take(int64(size), nil) {
+		return ErrWouldBlock
+	}
 	o.mu.Lock()
 	if err := o.roomFor(size); err != nil {
 		o.mu.Unlock()
+		o.waiting.give(int64(size))
 		return err
 	}
 	o.enqueue(frames, size)
@@ -280,6 +286,7 @@ func (o *outbox) takeLocked() bool {
 func (o *outbox) nextLocked() bool {
 	o.nMsgs -= o.nTaken
 	o.szMsgs -= o.szTaken
+	o.waiting.give(int64(o.szTaken))
 	o.nTaken, o.szTaken = 0, 0
 	if cap(o.spare) > keepBuffer {
 		o.spare = nil
@@ -311,6 +318,8 @@ func (o *outbox) kill() {
 	o.mu.Lock()
 	o.state = outDead
 	o.msgs, o.control, o.nControl = nil, nil, 0
+	o.waiting.give(int64(o.szMsgs))
+	o.nMsgs, o.szMsgs, o.nTaken, o.szTaken = 0, 0, 0, 0
 	o.room.open()
 	o.mu.Unlock()
 }

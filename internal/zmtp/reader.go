@@ -12,6 +12,8 @@ const (
 	maxCommand = 8 << 10
 	// firstBody is how much is allocated for a frame of which nothing has come yet; after that, as much again as has come.
 	firstBody = 64 << 10
+	// smallMessage need not ask for room.
+	smallMessage = 4 << 10
 )
 
 // reader cuts a byte stream into messages and commands. Memory grows only with the bytes that have really come.
@@ -24,6 +26,11 @@ type reader struct {
 
 	frames [][]byte // the message so far
 	size   int64    // sum of its bodies
+
+	// room is asked for memory for messages above smallMessage, before it is used; false ends the stream. nil: there is
+	// always some. taken is what the message so far has got.
+	room  func(n int64) bool
+	taken int64
 }
 
 type readLimits struct {
@@ -107,7 +114,7 @@ func (r *reader) next() (message [][]byte, command []byte, err error) {
 		r.frames = append(r.frames, body)
 		r.size += int64(len(body))
 		if h.flags&flagMore == 0 {
-			message, r.frames, r.size = r.frames, nil, 0
+			message, r.frames, r.size, r.taken = r.frames, nil, 0, 0
 			return message, nil, nil
 		}
 	}
@@ -144,17 +151,27 @@ func (r *reader) admit(size int64) error {
 func (r *reader) body(size int) ([]byte, error) {
 	have := r.buf[r.r:min(r.w, r.r+size)]
 	if len(have) == size {
+		if err := r.ask(size); err != nil {
+			return nil, err
+		}
 		b := make([]byte, size)
 		copy(b, have)
 		r.r += size
 		return b, nil
 	}
 	// The rest goes straight from the source to where it belongs.
-	b := make([]byte, min(size, max(firstBody, 2*len(have))))
+	first := min(size, max(firstBody, 2*len(have)))
+	if err := r.ask(first); err != nil {
+		return nil, err
+	}
+	b := make([]byte, first)
 	got := copy(b, have)
 	r.r += got
 	for got < size {
 		if got == len(b) {
+			if err := r.ask(min(size, 2*len(b))); err != nil {
+				return nil, err
+			}
 			grown := make([]byte, min(size, 2*len(b)))
 			copy(grown, b)
 			b = grown
@@ -169,4 +186,17 @@ func (r *reader) body(size int) ([]byte, error) {
 		}
 	}
 	return b, nil
+}
+
+// ask gets room for a body of n bytes besides those that the message has.
+func (r *reader) ask(n int) error {
+	more := r.size + int64(n) - r.taken
+	if r.room == nil || r.size+int64(n) <= smallMessage || more <= 0 {
+		return nil
+	}
+	if !r.room(more) {
+		return ErrCrowded
+	}
+	r.taken += more
+	return nil
 }
