@@ -85,7 +85,7 @@ func (c *controls) dial(id kv.ConnID, host string, port int) {
 				<-known
 				c.stats.received(len(p))
 				m, err := wire.Decode(p)
-				c.mail.put(controlMessage{id, m, err})
+				c.mail.putFrom(id, len(p), controlMessage{id, m, err})
 			},
 			Closed: func(err error) {
 				<-known

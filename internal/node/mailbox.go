@@ -2,6 +2,15 @@ package node
 
 import (
 	"sync"
+
+	"github.com/berthkv/berth/internal/kv"
+)
+
+// Limits of what peers have in the mailbox. One connection's share is small, so that a
+// peer that floods us delays the others by no more than that.
+const (
+	perConn  = 32       // messages of one connection
+	maxBytes = 32 << 20 // of all messages
 )
 
 // mailbox carries events from the sockets', links' and engines' goroutines to
@@ -9,8 +18,8 @@ import (
 // any timer: a process that was stopped reads its peers' heartbeats before it
 // judges them.
 //
-// It is bounded for what peers may send at will (put blocks its reader, and TCP
-// slows the peer down). What the loop itself has asked for (post) is bounded by
+// It is bounded for what peers may send at will (put and putFrom block the reader,
+// and TCP slows the peer down). What the loop itself has asked for (post) is bounded by
 // what was asked: a slot, a dial, a call has one outcome.
 type mailbox struct {
 	ready chan struct{} // holds a token when queue may be non-empty
@@ -19,11 +28,14 @@ type mailbox struct {
 	mu     sync.Mutex
 	room   *sync.Cond
 	queue  []any
+	from   map[kv.ConnID]int // messages in queue, by connection
+	bytes  int               // of messages in queue
+	waits  bool              // somebody waits for room
 	closed bool
 }
 
 func newMailbox(limit int) *mailbox {
-	m := &mailbox{ready: make(chan struct{}, 1), limit: limit}
+	m := &mailbox{ready: make(chan struct{}, 1), limit: limit, from: map[kv.ConnID]int{}}
 	m.room = sync.NewCond(&m.mu)
 	return m
 }
@@ -33,8 +45,21 @@ func newMailbox(limit int) *mailbox {
 func (m *mailbox) put(ev any) bool {
 	m.mu.Lock()
 	for len(m.queue) >= m.limit && !m.closed {
+		m.waits = true
 		m.room.Wait()
 	}
+	return m.add(ev)
+}
+
+// putFrom is put for a message of that many bytes on a connection.
+func (m *mailbox) putFrom(conn kv.ConnID, bytes int, ev any) bool {
+	m.mu.Lock()
+	for (len(m.queue) >= m.limit || m.from[conn] >= perConn || m.bytes > 0 && m.bytes+bytes > maxBytes) && !m.closed {
+		m.waits = true
+		m.room.Wait()
+	}
+	m.from[conn]++
+	m.bytes += bytes
 	return m.add(ev)
 }
 
@@ -68,7 +93,10 @@ func (m *mailbox) take(spare []any) []any {
 	defer m.mu.Unlock()
 	got := m.queue
 	m.queue = spare[:0]
-	if len(got) >= m.limit {
+	clear(m.from)
+	m.bytes = 0
+	if m.waits {
+		m.waits = false
 		m.room.Broadcast()
 	}
 	return got

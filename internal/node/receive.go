@@ -34,10 +34,10 @@ func (r RouterEvents) Message(conn kv.ConnID, payload []byte) {
 	r.n.stats.received(len(payload))
 	m, err := wire.Decode(payload)
 	if err != nil {
-		r.n.mail.put(malformed(conn, err))
+		r.n.mail.putFrom(conn, len(payload), malformed(conn, err))
 		return
 	}
-	r.n.mail.put(intake.Received{Conn: conn, Msg: m})
+	r.n.mail.putFrom(conn, len(payload), intake.Received{Conn: conn, Msg: m})
 }
 
 // Disconnected: the connection is gone.

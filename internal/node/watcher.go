@@ -113,7 +113,7 @@ func (w *Watcher) Notified(conn kv.ConnID, payload []byte) {
 		w.cfg.Log.Debug("notify port: not a message", "err", err)
 		return
 	}
-	w.mail.put(watch.Notified{Conn: conn, Msg: m})
+	w.mail.putFrom(conn, len(payload), watch.Notified{Conn: conn, Msg: m})
 }
 
 // Watch begins a watch. deadline bounds the time until the transfer is ready.
