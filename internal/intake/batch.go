@@ -23,10 +23,51 @@ func (c *Core) nextBatch(r *request, m *msg.AllocRequest, rep *reply) {
 		return
 	}
 	if r.state == waiting { // the first messages race: it is charged once
-		r.legacy.batches = append(r.legacy.batches, batch{m, rep})
+		if err := c.checkParked(m); err != nil {
+			c.sendAway(r, err)
+			c.answerBatch(rep, refusal(len(m.Keys)))
+			return
+		}
+		c.park(r, m, rep)
 		return
 	}
 	c.grantBatch(r, m, rep)
+}
+
+// maxParked bounds the keys of the batches that wait. LMCache's senders have one
+// message each under way, a hundred bytes for a chunk.
+const maxParked = 64 << 20
+
+// keyBytes is what a batch keeps in memory: its keys, and a few words for each.
+func keyBytes(m *msg.AllocRequest) (n int64) {
+	for _, k := range m.Keys {
+		n += int64(len(k)) + 64
+	}
+	return n
+}
+
+// checkParked says why a batch may not wait (R11).
+func (c *Core) checkParked(m *msg.AllocRequest) *fault.Error {
+	if n := c.parked + keyBytes(m); n > maxParked {
+		return busy("%d bytes of keys would wait for room, at most %d may", n, maxParked)
+	}
+	return nil
+}
+
+// park keeps a batch until its request is admitted or ends.
+func (c *Core) park(r *request, m *msg.AllocRequest, rep *reply) {
+	r.legacy.batches = append(r.legacy.batches, batch{m, rep})
+	c.parked += keyBytes(m)
+}
+
+// unpark takes them out.
+func (c *Core) unpark(r *request) []batch {
+	batches := r.legacy.batches
+	r.legacy.batches = nil
+	for _, b := range batches {
+		c.parked -= keyBytes(b.m)
+	}
+	return batches
 }
 
 // already answers a batch of a request that is ready: what it holds was sent;

@@ -199,10 +199,19 @@ func (c *Core) checkLimits() error {
 			return fmt.Errorf("%d replies stand in line on connection %d", len(cn.replies), cn.id)
 		}
 	}
+	parked := int64(0)
 	for r := range c.requests.all {
 		if int64(len(r.commits)) > r.total+1 {
 			return fmt.Errorf("%s: %d commits", r, len(r.commits))
 		}
+		if r.legacy != nil {
+			for _, b := range r.legacy.batches {
+				parked += keyBytes(b.m)
+			}
+		}
+	}
+	if parked != c.parked || parked > maxParked {
+		return fmt.Errorf("%d bytes of keys wait, counted %d, at most %d", parked, c.parked, maxParked)
 	}
 	return nil
 }

@@ -17,7 +17,7 @@ func (c *Core) Clone() *Core {
 	d.draining, d.unsettled, d.generation, d.serial, d.tokensKey = c.draining, c.unsettled, c.generation, c.serial, c.tokensKey
 	d.pool, d.ledger = c.pool.Clone(), c.ledger.Clone()
 	d.handshakes = handshakes{at: maps.Clone(c.handshakes.at), last: c.handshakes.last}
-	d.leases, d.lockStep, d.lasting, d.blocked, d.watches = c.leases, c.lockStep, c.lasting, c.blocked, c.watches
+	d.leases, d.lockStep, d.lasting, d.blocked, d.watches, d.parked = c.leases, c.lockStep, c.lasting, c.blocked, c.watches, c.parked
 	d.hold, d.woken = c.hold, c.woken
 	k.core = d
 

@@ -68,6 +68,7 @@ type Core struct {
 	handshakes handshakes
 	leases     int   // peers that hold a lease
 	lockStep   int64 // F of design 4.2
+	parked     int64 // bytes of the keys of batches that wait
 	lasting    int64 // quarantined slots that wait for a peer, an engine or a time
 	blocked    blocked
 	watches    int // of all proxies

@@ -1,6 +1,8 @@
 package intake
 
 import (
+	"strings"
+
 	"github.com/berthkv/berth/internal/fault"
 	"github.com/berthkv/berth/internal/kv"
 	"github.com/berthkv/berth/internal/msg"
@@ -18,9 +20,25 @@ func failedBy(err *fault.Error) verdict { return verdict{msg.EndFailed, err.Code
 // asked is the verdict that a Cancel's reason asks for.
 func asked(reason fault.Code, text string) verdict {
 	if reason == "" || reason == fault.Cancelled {
-		return verdict{msg.EndCancelled, fault.Cancelled, text}
+		return verdict{msg.EndCancelled, fault.Cancelled, kept(text)}
 	}
-	return verdict{msg.EndFailed, reason, text}
+	return verdict{msg.EndFailed, reason, kept(text)}
+}
+
+// maxKeptText bounds what is kept of a text that a peer gave, for each of very
+// many endings.
+const maxKeptText = 256
+
+// kept cuts a text at a character.
+func kept(text string) string {
+	if len(text) <= maxKeptText {
+		return text
+	}
+	n := maxKeptText
+	for n > 0 && text[n]&0xc0 == 0x80 {
+		n--
+	}
+	return strings.Clone(text[:n])
 }
 
 // err is the verdict as the answer to a request that can no longer be served.
@@ -104,10 +122,9 @@ func (c *Core) answerPending(r *request, err *fault.Error) {
 	}
 	c.dropCommits(r)
 	if r.legacy != nil {
-		for _, b := range r.legacy.batches {
+		for _, b := range c.unpark(r) {
 			c.answerBatch(b.reply, refusal(len(b.m.Keys)))
 		}
-		r.legacy.batches = nil
 	}
 }
 

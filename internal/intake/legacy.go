@@ -173,7 +173,7 @@ func (c *Core) allocRequest(cn *conn, m *msg.AllocRequest) {
 	}
 	r := c.newRequest(p, key, id, total)
 	r.legacy = &legacy{index: map[string]uint32{}, graceAt: kv.Never, single: m.ReqID == "", watched: r.name.watches.n > 0}
-	r.legacy.batches = append(r.legacy.batches, batch{m, rep})
+	c.park(r, m, rep)
 	c.allow(r, kv.Forever)
 	c.enter(r)
 }
@@ -196,6 +196,9 @@ func (c *Core) checkFirst(p *peer, m *msg.AllocRequest, total int64) *fault.Erro
 		return errTooLarge(total, c.cfg.Capacity)
 	}
 	if err := c.checkBatch(nil, m); err != nil {
+		return err
+	}
+	if err := c.checkParked(m); err != nil {
 		return err
 	}
 	if n := distinct(nil, m.Keys); n > total {
@@ -254,9 +257,7 @@ func (c *Core) admitLegacy(r *request) {
 	l.reserved, l.counted = r.total, r.total
 	c.lockSteps(r.owner, 0, r.total)
 	c.arm(r)
-	batches := l.batches
-	l.batches = nil
-	for _, b := range batches {
+	for _, b := range c.unpark(r) {
 		if r.state == draining { // an earlier one has failed it
 			c.answerBatch(b.reply, refusal(len(b.m.Keys)))
 			continue

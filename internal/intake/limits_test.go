@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/berthkv/berth/internal/fault"
 	"github.com/berthkv/berth/internal/kv"
@@ -260,5 +261,52 @@ func TestEncodeForgetsHistory(t *testing.T) {
 	b.step(EngineAttached{Engine: 5, EngineID: "e"})
 	if string(a.Encode(nil)) == string(b.Encode(nil)) {
 		t.Fatal("two cores that differ are encoded alike")
+	}
+}
+
+// TestParkedBatches: what waits for room in LMCache's dialect is bounded by its
+// bytes too, and nothing is left of it.
+func TestParkedBatches(t *testing.T) {
+	r := newRig(t, func(*Config) {})
+	r.step(Received{1, &msg.Begin{Seq: 2, Begin: 1, ReqID: "all", Link: "tcp", TotalChunks: 4}})
+	batch := func(id string) *msg.AllocRequest {
+		return &msg.AllocRequest{Keys: slices.Repeat([]string{strings.Repeat("k", kv.MaxKey)}, 4000), Fmt: 1, DType: "bfloat16",
+			Shape: []int64{2, 1, 16, 1}, LastChunkToks: 16, ReqID: id, TotalChunks: 4}
+	}
+	each := keyBytes(batch("x"))
+	fit := maxParked / each
+	for i := range fit + 1 {
+		all := r.step(Received{3, batch(fmt.Sprint("r", i))})
+		refused := slices.ContainsFunc(all, func(a Action) bool { n, ok := a.(Note); return ok && n.Reason == fault.Busy })
+		if refused != (i == fit) || r.parked != min(i+1, fit)*each {
+			t.Fatalf("batch %d: refused %v, %d bytes wait", i, refused, r.parked)
+		}
+	}
+	// A batch more of one that waits is as much.
+	r.step(Received{3, batch("r0")})
+	if r.parked != (fit-1)*each {
+		t.Fatalf("%d bytes wait", r.parked)
+	}
+	r.step(Received{3, &msg.CancelNotif{ReqID: "r1"}})
+	if r.parked != (fit-2)*each {
+		t.Fatalf("%d bytes wait", r.parked)
+	}
+	r.step(Received{1, &msg.Cancel{Seq: 3, Begin: 1}})
+	r.step(Fenced{Generation: 1, Slots: []kv.SlotID{0, 1, 2, 3}})
+	if len(r.waiting) != 0 && r.parked != int64(len(r.waiting))*each {
+		t.Fatalf("%d bytes wait of %d requests", r.parked, len(r.waiting))
+	}
+}
+
+// TestKeptText: a peer's text is kept short, and whole characters of it.
+func TestKeptText(t *testing.T) {
+	for _, n := range []int{0, 1, maxKeptText - 1, maxKeptText, maxKeptText + 1, 5000} {
+		for _, s := range []string{"x", "é", "日", "😀"} {
+			text := strings.Repeat(s, n)
+			got := kept(text)
+			if len(got) > maxKeptText || !strings.HasPrefix(text, got) || !utf8.ValidString(got) || len(text) > maxKeptText && len(got) <= maxKeptText-4 {
+				t.Errorf("%d bytes of %q are kept as %d", len(text), s, len(got))
+			}
+		}
 	}
 }
