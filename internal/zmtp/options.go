@@ -47,7 +47,7 @@ type Options struct {
 	MaxConns int
 	KeepIdle bool
 	// RecvTotal and SendTotal bound all connections of a listening socket together: bytes of messages that are coming in or
-	// being handled (128 MiB; messages up to 4 KiB do not count), and bytes that wait to be given to TCP (256 MiB). Where one
+	// being handled (64 MiB; messages up to 4 KiB do not count), and bytes that wait to be given to TCP (128 MiB). Where one
 	// more is too much, the connection that has been stuck the longest is closed. One message always fits.
 	RecvTotal, SendTotal int64
 	// MaxHandshakes is how many accepted connections may be in handshake (1024). At the limit the oldest is closed once it
@@ -112,7 +112,7 @@ func (o Options) withDefaults() (Options, error) {
 		def  int64
 	}{
 		{"MaxFrame", &o.MaxFrame, 16<<20 + 64<<10}, {"MaxMessage", &o.MaxMessage, 16<<20 + 64<<10},
-		{"RecvTotal", &o.RecvTotal, 128 << 20}, {"SendTotal", &o.SendTotal, 256 << 20},
+		{"RecvTotal", &o.RecvTotal, 64 << 20}, {"SendTotal", &o.SendTotal, 128 << 20},
 	} {
 		if *n.v < 0 {
 			return o, fmt.Errorf("zmtp: %s = %d is negative", n.name, *n.v)
