@@ -6,7 +6,7 @@ LDFLAGS := -s -w -X github.com/berthkv/berth/internal/config.Version=$(VERSION)
 # Where large things that tests install are kept; outside the checkout.
 CACHE   ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/berth
 
-.PHONY: help build build-nixl demo test check lint fuzz bench allocs proof chaos soak clean
+.PHONY: help build build-nixl demo test check lint fuzz bench allocs proof hostile chaos soak clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -92,6 +92,9 @@ bench: ## run the Go benchmarks
 
 allocs: ## compare the allocations of the hot paths' benchmarks with .ci/allocs.txt
 	@GO='$(GO)' .ci/allocs
+
+hostile: ## set every attack of the table on an agent: what honest requests take without and with it, and its memory
+	@$(GO) test -count=1 -timeout 15m -run '^TestHostile$$' -v ./internal/e2e -hostile | sed -n 's/^ *hostile_test.go:[0-9]*: //p; /^FAIL/p; /^ok/p'
 
 PROOF ?= ci
 proof: ## explore every interleaving of the cores in small systems, faults included (PROOF=full takes hours)

@@ -481,7 +481,11 @@ func agentMain(flags string) int {
 	}
 	ctx, stop := signalContext()
 	defer stop()
-	a, err := berth.StartAgent(ctx, cfg, slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug})))
+	var level slog.Level
+	if err := level.UnmarshalText([]byte(cfg.LogLevel)); err != nil {
+		panic(err)
+	}
+	a, err := berth.StartAgent(ctx, cfg, slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: level})))
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
