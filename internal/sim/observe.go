@@ -58,6 +58,7 @@ type ledger struct {
 	live    []int // admitted or waiting, some of them over by now
 	entered int   // request that was admitted last
 	trusted map[kv.Generation]bool
+	owes    *request // refused, and its sender not told yet
 }
 
 // seat is the register of a receive slot.
@@ -268,6 +269,9 @@ func (r *receiver) noted(note any) {
 		if q.marked && q.at.why == n.Reason {
 			return
 		}
+		if n.Reason == fault.TooLarge {
+			r.owes = q
+		}
 		r.endsAt(i, ending{msg.EndFailed, n.Reason})
 	case intake.NoteEnded:
 		r.heardOf(q)
@@ -336,6 +340,16 @@ func (r *receiver) overtakes(by int) {
 			w.violate("R8", "%s waits at %s and sees %d chunks admitted that came later; admission_bypass_chunks is %d", o.name, r.name, o.passed, w.sc.Bypass)
 		}
 	}
+}
+
+// turned is called after each turn. R4: who can never be served hears of it in
+// the step that receives it.
+func (r *receiver) turned() {
+	if r.owes != nil {
+		r.w.violate("R4", "%s is refused at %s, and its sender is not told", r.owes.name, r.name)
+		r.owes = nil
+	}
+	r.blocks()
 }
 
 // blocks: what is blocked for a while has its place among other senders' only

@@ -45,7 +45,7 @@ func newReceiver(w *world, n int) *receiver {
 	r.mode = modeOf(r.link)
 	r.engine.init(w, &r.host, "", func() *node.Node { return r.node })
 	r.engine.event, r.engine.ready = func(localapi.Event) {}, func() {}
-	r.host.start, r.host.crash, r.host.took = r.boots, r.dies, r.blocks
+	r.host.start, r.host.crash, r.host.took = r.boots, r.dies, r.turned
 	r.boot()
 	return r
 }
@@ -110,6 +110,7 @@ func (r *receiver) sortedConns() []*pipe {
 func (r *receiver) Send(conn kv.ConnID, b []byte) error {
 	k := r.conns[conn]
 	if k == nil {
+		r.owes = nil // nobody is there to be told
 		return errGone
 	}
 	switch r.w.sc.Plant { // those that change what is said
@@ -123,6 +124,13 @@ func (r *receiver) Send(conn kv.ConnID, b []byte) error {
 		}
 		if b, err = wire.Append(nil, m); err != nil {
 			return err
+		}
+	}
+	if r.owes != nil {
+		if m, err := wire.Decode(b); err == nil {
+			if e, ok := m.(*msg.Error); ok && e.Code == fault.TooLarge {
+				r.owes = nil
+			}
 		}
 	}
 	return k.say(&k.toS, b)
@@ -192,6 +200,9 @@ func (r *receiver) holds(t memlink.Transfer) bool {
 	s := r.w.owners[t.Owner]
 	if s == nil {
 		return false
+	}
+	if r.mode == link.Pull {
+		return false // both are on one host, and the memory is there
 	}
 	if p := r.w.pairs[pairID{s.id, r.id}]; p != nil && p.blocked > 0 {
 		return true
@@ -347,6 +358,9 @@ func (r *receiver) decoded(i int, text string) {
 func (r *receiver) release(i int) {
 	q := &r.w.requests[i]
 	r.readOver(q)
+	if poke := pokes[r.w.sc.Plant]; poke != nil {
+		poke(r)
+	}
 	m := &localapi.Release{By: "d" + q.name, Req: q.name}
 	if r.w.sc.Plant == explore.PlantLeak && q.End > 1 {
 		m.Chunks = []int64{0}
@@ -357,6 +371,9 @@ func (r *receiver) release(i int) {
 		}
 	})
 }
+
+// pokes are planted faults in a core's memory, at a release; set by tests.
+var pokes = map[explore.Plant]func(*receiver){}
 
 // loseEngine kills the decode engine. What it has claimed it reads until its
 // process is gone.

@@ -108,6 +108,7 @@ type Options struct {
 	Seed               uint64
 	Requests           int
 	Senders, Receivers int
+	Capacity, Staging  int
 	Load               Load
 	Rate               float64 // of what a receiver can take at most, 0.1 to 2
 	Faults             []Kind  // nil: a few kinds; empty: none
@@ -129,8 +130,8 @@ func Random(o Options) *Scenario {
 	sc.Senders = pick(o.Senders, 1+r.IntN(8))
 	sc.Receivers = pick(o.Receivers, 1+r.IntN(4))
 	sc.Proxies = (sc.Senders + 7) / 8
-	sc.Capacity = []int{6, 16, 48, 64}[r.IntN(4)]
-	sc.Staging = []int{4, 16, 64}[r.IntN(3)]
+	sc.Capacity = pick(o.Capacity, []int{6, 16, 48, 64}[r.IntN(4)])
+	sc.Staging = pick(o.Staging, []int{4, 16, 64}[r.IntN(3)])
 	sc.Bypass = int64(sc.Capacity)
 	if r.IntN(4) == 0 {
 		sc.Bypass = int64(r.IntN(2 * sc.Capacity))
@@ -407,6 +408,12 @@ func (o Options) String() string {
 	}
 	if o.Receivers != 0 {
 		s += fmt.Sprintf(" -receivers %d", o.Receivers)
+	}
+	if o.Capacity != 0 {
+		s += fmt.Sprintf(" -capacity %d", o.Capacity)
+	}
+	if o.Staging != 0 {
+		s += fmt.Sprintf(" -staging %d", o.Staging)
 	}
 	if o.Load != "" {
 		s += fmt.Sprintf(" -load %s", o.Load)

@@ -144,7 +144,12 @@ func (s *sender) Store(i kv.SlotID, gen kv.Generation) {
 // noted: what died with a dead engine's process is trusted to be gone after
 // quarantine_sec (R6's named exception).
 func (s *sender) noted(note any) {
-	if n, ok := note.(outbound.Note); ok && n.Kind == outbound.NoteTrusted {
+	n, ok := note.(outbound.Note)
+	switch {
+	case !ok:
+	case n.Kind == outbound.NoteViolation:
+		s.w.violate("check", "%s says that %s has broken the protocol: %s", s.name, n.Peer, n.Text)
+	case n.Kind == outbound.NoteTrusted:
 		s.w.report.Trusted++
 		for i := range s.seats {
 			s.seats[i].dead = 0

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"runtime/debug"
 	"strconv"
 
 	"github.com/berthkv/berth/internal/kv"
@@ -236,8 +237,15 @@ func Simulate(sc *Scenario, run Run) (Report, error) {
 	return r, nil
 }
 
-// step lets whoever is ready take a turn, or takes the next event.
+// step lets whoever is ready take a turn, or takes the next event. A core or a
+// link that panics has found a rule broken by itself.
 func (w *world) step() {
+	defer func() {
+		if p := recover(); p != nil {
+			w.violate("check", "panic: %v", p)
+			w.say("%s", debug.Stack())
+		}
+	}()
 	if len(w.ready) > 0 {
 		h := w.ready[0]
 		w.ready = w.ready[1:]

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"runtime/pprof"
 	"slices"
 	"strings"
 	"time"
@@ -36,6 +37,7 @@ type flags struct {
 	plant    string
 	minimise time.Duration
 	out      string
+	profile  string
 }
 
 func parse() (f flags) {
@@ -44,6 +46,8 @@ func parse() (f flags) {
 	flag.IntVar(&f.o.Requests, "requests", 2000, "requests of each")
 	flag.IntVar(&f.o.Senders, "senders", 0, "senders; 0: by the seed, 1 to 8")
 	flag.IntVar(&f.o.Receivers, "receivers", 0, "receivers; 0: by the seed, 1 to 4")
+	flag.IntVar(&f.o.Capacity, "capacity", 0, "slots of each receive pool; 0: by the seed, 6 to 64")
+	flag.IntVar(&f.o.Staging, "staging", 0, "slots of each staging pool; 0: by the seed, 4 to 64")
 	load := flag.String("load", "", fmt.Sprintf("pattern of arrivals, one of %v; by the seed if empty", sim.Loads))
 	flag.Float64Var(&f.o.Rate, "rate", 0, "arrivals, as a part of what the receivers can take; 0: by the seed")
 	faults := flag.String("faults", "", fmt.Sprintf("kinds of faults with commas between, all, or none; by the seed if empty. Kinds: %v", sim.Kinds))
@@ -57,6 +61,7 @@ func parse() (f flags) {
 	flag.StringVar(&f.plant, "plant", "", "plant a fault in what surrounds the nodes, to see it found")
 	flag.DurationVar(&f.minimise, "minimise", time.Minute, "time to make a failing scenario smaller")
 	flag.StringVar(&f.out, "o", "", "write the minimised scenario to this `file`")
+	flag.StringVar(&f.profile, "cpuprofile", "", "write a CPU profile to this `file`")
 	flag.Parse()
 	f.o.Seed, f.o.Load, f.o.Lease = *seed, sim.Load(*load), kv.Duration(*lease*float64(kv.Second))
 	usage := func(format string, args ...any) {
@@ -99,6 +104,15 @@ func parse() (f flags) {
 // run returns the exit code: 0 if no rule was broken.
 func run(ctx context.Context) int {
 	f := parse()
+	if f.profile != "" {
+		file, err := os.Create(f.profile)
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "sim:", err)
+			return 2
+		}
+		pprof.StartCPUProfile(file)
+		defer pprof.StopCPUProfile()
+	}
 	if f.script != "" {
 		file, err := os.Open(f.script)
 		if err != nil {
