@@ -25,7 +25,7 @@ type Core struct {
 	watches   map[kv.CallID]*watched
 	byName    map[string]*watched
 	lastWatch uint64
-	dueAt     kv.Instant // no watch's deadline is before it
+	due       dues // watches without a result, the earliest deadline first
 	early     early
 
 	wakeAt   kv.Instant
@@ -41,7 +41,7 @@ func New(cfg Config, now kv.Instant) *Core {
 	return &Core{
 		cfg: cfg, peers: map[Peer]*peer{}, byID: map[uint32]*peer{},
 		watches: map[kv.CallID]*watched{}, byName: map[string]*watched{},
-		early: early{max: cfg.MaxEarly, ttl: cfg.EarlyTTL, byName: map[string]*earlyWord{}}, dueAt: kv.Never, wakeAt: kv.Never, stepped: now,
+		early: early{max: cfg.MaxEarly, ttl: cfg.EarlyTTL, byName: map[string]*earlyWord{}}, wakeAt: kv.Never, stepped: now,
 	}
 }
 
@@ -102,14 +102,14 @@ func (c *Core) tick(now kv.Instant) {
 			c.notice(now, p, n)
 		}
 	}
-	if c.dueAt <= now {
-		c.expireWatches(now)
+	for c.due.next() <= now {
+		c.expire(c.due[0])
 	}
 	c.early.expire(now)
 }
 
 func (c *Core) askWake() {
-	at := min(c.early.next(), c.dueAt)
+	at := min(c.early.next(), c.due.next())
 	for _, p := range c.byID {
 		at = min(at, p.sess.Next())
 	}

@@ -38,6 +38,10 @@ func (c *Core) Clone() *Core {
 		v := copyWatch(w)
 		d.watches[call], d.byName[v.reqID] = v, v
 	}
+	d.due = make(dues, len(c.due))
+	for i, w := range c.due {
+		d.due[i] = d.watches[w.call]
+	}
 	for _, p := range c.byID {
 		q := peers[p]
 		for _, r := range p.ranks {
@@ -82,7 +86,7 @@ func (c *Core) Encode(b []byte, now kv.Instant) []byte {
 		return 0
 	}
 	ints(uint64(c.lastPeer), c.floor, c.lastWatch)
-	times(max(c.heldTill, now), c.wakeAt, c.stepped, c.dueAt)
+	times(max(c.heldTill, now), c.wakeAt, c.stepped)
 	for _, p := range c.sortedPeers() {
 		ints(uint64(p.id), uint64(p.addr.AllocPort), p.proof, uint64(len(p.cancels)))
 		b = session.AppendString(b, p.addr.Host)
@@ -127,12 +131,19 @@ func (c *Core) Encode(b []byte, now kv.Instant) []byte {
 //  2. a receiver's ranks are those of the watches that are kept.
 //  3. no rank waits for a session that is up.
 //  4. what waits is bounded.
+//  5. R10: what has no result has its deadline in due, which is in order.
 func (c *Core) Check() error {
 	if len(c.watches) != len(c.byName) || len(c.watches) > c.cfg.MaxWatches {
 		return fmt.Errorf("watch: %d by call, %d by name; the limit is %d", len(c.watches), len(c.byName), c.cfg.MaxWatches)
 	}
-	n := 0
+	n, open := 0, 0
 	for _, w := range c.watches {
+		if !w.told {
+			open++
+			if w.pos >= len(c.due) || c.due[w.pos] != w || w.pos > 0 && c.due.Less(w.pos, (w.pos-1)/2) {
+				return fmt.Errorf("watch: %q has no result, and no deadline", w.reqID)
+			}
+		}
 		if c.byName[w.reqID] != w {
 			return fmt.Errorf("watch: %q is not found by its name", w.reqID)
 		}
@@ -148,6 +159,9 @@ func (c *Core) Check() error {
 				return fmt.Errorf("watch: rank %d of %q waits, and the session is up", r.n, w.reqID)
 			}
 		}
+	}
+	if open != len(c.due) {
+		return fmt.Errorf("watch: %d watches have no result, %d a deadline", open, len(c.due))
 	}
 	for _, p := range c.byID {
 		n -= len(p.ranks)

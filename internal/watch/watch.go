@@ -1,6 +1,7 @@
 package watch
 
 import (
+	"container/heap"
 	"fmt"
 	"slices"
 
@@ -15,6 +16,7 @@ type watched struct {
 	n        uint64 // in order of arrival
 	reqID    string
 	deadline kv.Instant
+	pos      int // in Core.due, until it is told
 	ranks    []*rank
 	accepted bool // said
 	told     bool // the result was said
@@ -62,9 +64,9 @@ func (c *Core) watch(now kv.Instant, ev Watch) {
 		ev.Deadline = c.cfg.Deadline
 	}
 	w.deadline = now.Add(ev.Deadline)
-	c.dueAt = min(c.dueAt, w.deadline)
 	c.lastWatch++
 	w.n = c.lastWatch
+	heap.Push(&c.due, w)
 	c.watches[w.call], c.byName[w.reqID] = w, w
 	for i, addr := range ev.Peers {
 		p := c.findPeer(addr)
@@ -158,7 +160,7 @@ func (c *Core) result(w *watched, res Result) {
 	if w.told {
 		return
 	}
-	w.told = true
+	c.tell(w)
 	res.Call = w.call
 	c.emit(res)
 	if w.bad = res.Ending != msg.EndReady; w.bad {
@@ -166,18 +168,48 @@ func (c *Core) result(w *watched, res Result) {
 	}
 }
 
-// expireWatches ends the watches whose deadline has come and finds the next.
-func (c *Core) expireWatches(now kv.Instant) {
-	c.dueAt = kv.Never
-	for _, w := range c.sortedWatches() {
-		switch {
-		case w.told:
-		case w.deadline <= now:
-			c.expire(w)
-		default:
-			c.dueAt = min(c.dueAt, w.deadline)
-		}
+// tell notes that nothing more is said of a watch.
+func (c *Core) tell(w *watched) {
+	if !w.told {
+		w.told = true
+		heap.Remove(&c.due, w.pos)
 	}
+}
+
+// dues is a heap of watches by deadline, equal ones by number.
+type dues []*watched
+
+func (d dues) next() kv.Instant {
+	if len(d) == 0 {
+		return kv.Never
+	}
+	return d[0].deadline
+}
+
+func (d dues) Len() int { return len(d) }
+
+func (d dues) Less(i, j int) bool {
+	a, b := d[i], d[j]
+	return a.deadline < b.deadline || a.deadline == b.deadline && a.n < b.n
+}
+
+func (d dues) Swap(i, j int) {
+	d[i], d[j] = d[j], d[i]
+	d[i].pos, d[j].pos = i, j
+}
+
+// Push and Pop are package heap's.
+func (d *dues) Push(w any) {
+	w.(*watched).pos = len(*d)
+	*d = append(*d, w.(*watched))
+}
+
+func (d *dues) Pop() any {
+	last := len(*d) - 1
+	w := (*d)[last]
+	(*d)[last] = nil
+	*d = (*d)[:last]
+	return w
 }
 
 // expire ends a watch at its deadline.
@@ -199,7 +231,7 @@ func (c *Core) cancel(now kv.Instant, ev Cancel) {
 	if w == nil {
 		return
 	}
-	w.told = true
+	c.tell(w)
 	if ev.Reason == "" {
 		ev.Reason = fault.Cancelled
 	}
@@ -230,7 +262,7 @@ func (c *Core) cancelRanks(w *watched, code fault.Code, text string) {
 
 // forget drops a watch that is cancelled or released.
 func (c *Core) forget(now kv.Instant, w *watched) {
-	w.told = true
+	c.tell(w)
 	delete(c.watches, w.call)
 	delete(c.byName, w.reqID)
 	for _, r := range w.ranks {
