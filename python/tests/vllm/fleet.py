@@ -84,7 +84,7 @@ class Agent(Process):
         self.alloc, self.init = ports or (free_port(), free_port())
         self.http = free_port()
         text = f"pd_role: {role}\npd_buffer_size: {slots * slot_bytes(dtype, chunk)}\nkv_shape: [{LAYERS}, 2, {chunk}, {KV_HEADS}, {HEAD_SIZE}]\n"
-        text += f"kv_dtype: {WIRE[dtype][0]}\nlocal_socket: {self.socket}\nhttp_addr: 127.0.0.1:{self.http}\nquarantine_sec: 5\nlease_sec: 5\n"
+        text += f"kv_dtype: {WIRE[dtype][0]}\nlocal_socket: {self.socket}\nhttp_addr: 127.0.0.1:{self.http}\nquarantine_sec: 5\nlease_sec: 5\npd_allocation_timeout_sec: 300\n"
         if role != "receiver":
             text += f"pd_proxy_host: 127.0.0.1\npd_proxy_port: {notify}\n" if notify else "pd_skip_proxy_notification: true\n"
         if role != "sender":

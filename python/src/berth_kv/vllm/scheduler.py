@@ -181,11 +181,8 @@ class SchedulerSide:
         rid = request.request_id
         self._ignored.discard(rid)
         r = self._receiving.pop(rid, None)
-        if r is not None:
-            if r.state is State.WAITING and r.task is not None:
-                self._links.loop.call_soon_threadsafe(r.task.cancel)
-            elif r.state is State.READY:
-                self._drop(r)
+        if r is not None and r.state in (State.WAITING, State.READY):
+            self._links.loop.call_soon_threadsafe(self._abandon, r)
         delay = False
         s = self._sending.pop(rid, None)
         if s is not None:
@@ -353,6 +350,13 @@ class SchedulerSide:
                 break
             tokens = end
         return tokens
+
+    def _abandon(self, r: Receiving) -> None:
+        """Nobody wants it any more. On the loop, where it becomes ready."""
+        if r.state is State.READY:
+            self._drop(r)
+        elif r.task is not None:
+            r.task.cancel()
 
     def _drop(self, r: Receiving) -> None:
         """What is ready is not needed."""
