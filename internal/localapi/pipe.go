@@ -1,6 +1,7 @@
 package localapi
 
 import (
+	"bufio"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -27,6 +28,7 @@ var ErrNotReading = errors.New("the other end does not read")
 // Lock: mu, a leaf; nothing is written under it.
 type Pipe struct {
 	conn    *net.UnixConn
+	r       *bufio.Reader // of conn: most frames cost one read, not two
 	header  [4]byte
 	in      []byte        // the last frame read
 	wake    chan struct{} // holds a token when there is something to do
@@ -55,7 +57,7 @@ const (
 
 // NewPipe takes conn over.
 func NewPipe(conn *net.UnixConn) *Pipe {
-	p := &Pipe{conn: conn, wake: make(chan struct{}, 1), stopped: make(chan struct{})}
+	p := &Pipe{conn: conn, r: bufio.NewReader(conn), wake: make(chan struct{}, 1), stopped: make(chan struct{})}
 	go p.write()
 	return p
 }
@@ -236,7 +238,8 @@ func isTimeout(err error) bool {
 
 // Read reads one frame, which is valid until the next Read. With oob it also
 // stores there the control messages that come with the frame's first byte, and
-// returns their length. io.EOF is an end between frames.
+// returns their length; only before the first Read without, which may read ahead.
+// io.EOF is an end between frames.
 func (p *Pipe) Read(oob []byte) (frame []byte, oobn int, err error) {
 	got := 0
 	if len(oob) > 0 {
@@ -280,7 +283,7 @@ func (p *Pipe) Read(oob []byte) (frame []byte, oobn int, err error) {
 
 // fill reads all of b; within says that a frame has begun before it.
 func (p *Pipe) fill(b []byte, within bool) error {
-	_, err := io.ReadFull(p.conn, b)
+	_, err := io.ReadFull(p.r, b)
 	if within && err == io.EOF {
 		err = io.ErrUnexpectedEOF
 	}
