@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"sort"
 	"strconv"
 	"strings"
 )
@@ -76,8 +75,7 @@ type hold struct {
 const maxFaults = 20
 
 // check returns what is wrong with a history that is complete: nobody has
-// anything under way any more. receiverOf names the receiver node of an engine
-// process, and of what a begin says.
+// anything under way any more.
 func check(history []Event) []string {
 	c := &checker{history: slices.Clone(history), attempts: map[uint64]*attempt{}, claims: map[orderKey]*claim{}, died: map[string]int64{}}
 	slices.SortStableFunc(c.history, func(a, b Event) int { return cmp.Compare(a.T, b.T) })
@@ -148,8 +146,8 @@ func (c *checker) receiving(k orderKey, e Event) {
 	}
 }
 
-// node is the node of an engine process: "decode-tcp/engine#2" is of decode-tcp.
-func node(process string) string {
+// nodeOf is the node of an engine process: "decode-tcp/engine#2" is of decode-tcp.
+func nodeOf(process string) string {
 	n, _, _ := strings.Cut(process, "/")
 	return n
 }
@@ -172,7 +170,7 @@ func (c *checker) reads() {
 				continue
 			}
 			a := c.attempts[r.Attempt]
-			if a == nil || a.req != e.Req || a.receiver != node(e.Engine) {
+			if a == nil || a.req != e.Req || a.receiver != nodeOf(e.Engine) {
 				c.bad("H2", "%s: the bytes are of attempt %d: %s", who, r.Attempt, a)
 				continue
 			}
@@ -337,7 +335,7 @@ func (c *checker) registers() {
 	}
 	for _, key := range slices.Sorted(maps.Keys(holds)) {
 		hs := holds[key]
-		sort.Slice(hs, func(i, j int) bool { return hs[i].from < hs[j].from })
+		slices.SortFunc(hs, func(a, b hold) int { return cmp.Compare(a.from, b.from) })
 		for i := 1; i < len(hs); i++ {
 			if hs[i].from < hs[i-1].to {
 				c.bad("H5", "%s is held by %s until %d and by %s from %d", key, hs[i-1].who, hs[i-1].to, hs[i].who, hs[i].from)

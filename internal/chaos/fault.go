@@ -18,6 +18,7 @@ import (
 type blow struct {
 	name   string
 	gentle bool // ends no agent and no proxy: a soak may have it
+	onWire bool // hurts no process: it may come together with one that does
 	do     func(ctx context.Context, r *run, rng *rand.Rand) (what string, err error)
 }
 
@@ -29,8 +30,8 @@ func blows() []blow {
 	for _, k := range kinds {
 		engine := strings.HasSuffix(k, "engine")
 		out = append(out,
-			blow{"kill -9 " + k, engine, func(ctx context.Context, r *run, rng *rand.Rand) (string, error) { return kill(ctx, r, rng, k) }},
-			blow{"stop " + k, true, func(ctx context.Context, r *run, rng *rand.Rand) (string, error) { return stop(ctx, r, rng, k) }})
+			blow{"kill -9 " + k, engine, false, func(ctx context.Context, r *run, rng *rand.Rand) (string, error) { return kill(ctx, r, rng, k) }},
+			blow{"stop " + k, true, false, func(ctx context.Context, r *run, rng *rand.Rand) (string, error) { return stop(ctx, r, rng, k) }})
 	}
 	for _, what := range []traffic{control, data, every} {
 		for _, way := range []string{"both ways", "to receiver", "from receiver"} {
@@ -38,22 +39,22 @@ func blows() []blow {
 			if what == every {
 				name = "all traffic"
 			}
-			out = append(out, blow{"cut " + name + " " + way, true, func(ctx context.Context, r *run, rng *rand.Rand) (string, error) {
+			out = append(out, blow{"cut " + name + " " + way, true, true, func(ctx context.Context, r *run, rng *rand.Rand) (string, error) {
 				return cut(ctx, r, rng, what, way)
 			}})
 		}
 	}
 	return append(out,
-		blow{"isolate node", true, isolate},
-		blow{"delay", true, func(ctx context.Context, r *run, rng *rand.Rand) (string, error) {
+		blow{"isolate node", true, true, isolate},
+		blow{"delay", true, true, func(ctx context.Context, r *run, rng *rand.Rand) (string, error) {
 			return worse(ctx, r, rng, rule{delay: time.Duration(20+rng.IntN(200)) * time.Millisecond})
 		}},
-		blow{"loss", true, func(ctx context.Context, r *run, rng *rand.Rand) (string, error) {
+		blow{"loss", true, true, func(ctx context.Context, r *run, rng *rand.Rand) (string, error) {
 			return worse(ctx, r, rng, rule{loss: 0.01 + 0.2*rng.Float64()})
 		}},
-		blow{"full disk for logs", false, fullDisk},
-		blow{"no file descriptors", true, noFDs},
-		blow{"no memory", false, noMemory})
+		blow{"full disk for logs", false, false, fullDisk},
+		blow{"no file descriptors", true, false, noFDs},
+		blow{"no memory", false, false, noMemory})
 }
 
 func choose[T any](rng *rand.Rand, from []T) T { return from[rng.IntN(len(from))] }
@@ -187,12 +188,13 @@ func noFDs(ctx context.Context, r *run, rng *rand.Rand) (string, error) {
 // whose memory it has to map. It may die of that, and is started again then;
 // nobody else may be hurt.
 func noMemory(ctx context.Context, r *run, rng *rand.Rand) (string, error) {
-	i := slices.IndexFunc(r.fleet.receivers, func(n *chaosNode) bool { return n.name == "decode-shm" })
+	i := slices.IndexFunc(r.fleet.receivers, func(n *node) bool { return n.name == "decode-shm" })
 	p, s := r.fleet.receivers[i].agent, choose(rng, r.fleet.senders).agent
 	heal, err := p.limit(unix.RLIMIT_AS, vmSize(p.pid()))
 	if err != nil {
 		return p.name, err
 	}
+	p.want(false)
 	r.killed(s)
 	s.kill()
 	if err := s.start(ctx); err != nil {
@@ -203,10 +205,10 @@ func noMemory(ctx context.Context, r *run, rng *rand.Rand) (string, error) {
 	pause(ctx, t)
 	heal()
 	how := "survived"
-	if !p.running() {
+	if p.running() {
+		p.want(true)
+	} else {
 		how = "died of it"
-		r.killed(p)
-		p.want(false)
 		err = p.start(ctx)
 	}
 	return fmt.Sprintf("%s for %v: %s", p.name, t.Round(time.Millisecond), how), err

@@ -30,7 +30,7 @@ const (
 )
 
 // node is an agent, the engine beside it, and their place.
-type chaosNode struct {
+type node struct {
 	name   string
 	sends  bool
 	place  *place
@@ -43,14 +43,14 @@ type chaosNode struct {
 type fleet struct {
 	dir       string
 	net       network
-	senders   []*chaosNode
-	receivers []*chaosNode
+	senders   []*node
+	receivers []*node
 	front     *place // of the proxy and its clients
 	proxy     *process
 }
 
-func (f *fleet) nodes() []*chaosNode {
-	return append(append([]*chaosNode{}, f.senders...), f.receivers...)
+func (f *fleet) nodes() []*node {
+	return append(append([]*node{}, f.senders...), f.receivers...)
 }
 
 func (f *fleet) processes() []*process {
@@ -82,7 +82,7 @@ func newFleet(dir, berthBinary string, n network, p plant, lines func(string, []
 		if err != nil {
 			return f, err
 		}
-		nd := &chaosNode{name: name, sends: strings.HasPrefix(name, "prefill"), place: pl, socket: filepath.Join(dir, name+".sock")}
+		nd := &node{name: name, sends: strings.HasPrefix(name, "prefill"), place: pl, socket: filepath.Join(dir, name+".sock")}
 		if nd.sends {
 			f.senders = append(f.senders, nd)
 		} else {
@@ -118,7 +118,7 @@ func newFleet(dir, berthBinary string, n network, p plant, lines func(string, []
 	return f, nil
 }
 
-func (f *fleet) layOut(nd *chaosNode, berthBinary string, p plant, names map[string]string, lines func(string, []byte), gone func(string)) error {
+func (f *fleet) layOut(nd *node, berthBinary string, p plant, names map[string]string, lines func(string, []byte), gone func(string)) error {
 	pl := nd.place
 	conf := fmt.Sprintf("node: %s\nhttp_addr: %s:%d\nlocal_socket: %s\nslot_bytes: %d\nchunk_size: %d\nbind_address: %s\npeer_allow: [10.88.0.0/24, 127.0.0.0/8]\n",
 		nd.name, pl.loop, httpPort, nd.socket, slotBytes, chunkTokens, pl.bind)
@@ -228,7 +228,7 @@ func (f *fleet) get(ctx context.Context, p *place, port int, path string) (code 
 }
 
 // status asks an agent for its state, and checks that its pools add up.
-func (f *fleet) status(ctx context.Context, n *chaosNode) (berth.Status, error) {
+func (f *fleet) status(ctx context.Context, n *node) (berth.Status, error) {
 	var s berth.Status
 	_, body, err := f.get(ctx, n.place, httpPort, "/v1/status")
 	if err == nil {

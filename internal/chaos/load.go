@@ -72,7 +72,7 @@ type pending struct {
 
 // tell gives an engine an order and returns where its outcome will be; false if
 // the engine is not there.
-func (r *run) tell(n *chaosNode, o order) (pending, chan outcome, bool) {
+func (r *run) tell(n *node, o order) (pending, chan outcome, bool) {
 	r.mu.Lock()
 	r.lastOrder++
 	o.ID = r.lastOrder
@@ -234,7 +234,7 @@ func (r *run) ask(ctx context.Context, q request) {
 		time.AfterFunc(time.Duration(q.rng.IntN(50))*time.Millisecond, cancel)
 	}
 	begun := time.Now()
-	got, err := r.post(ctx, body)
+	got, err := r.post(ctx, q.order.Req, body)
 	r.took(begun)
 	switch {
 	case err == nil && !slices.Equal(got, complete(prompt, tokens)):
@@ -273,13 +273,14 @@ type httpError int
 
 func (e httpError) Error() string { return "HTTP " + strconv.Itoa(int(e)) }
 
-func (r *run) post(ctx context.Context, body []byte) ([]int, error) {
+func (r *run) post(ctx context.Context, id string, body []byte) ([]int, error) {
 	at := net.JoinHostPort(r.fleet.front.bind, strconv.Itoa(proxyPort))
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+at+"/v1/completions", bytes.NewReader(body))
 	if err != nil {
 		return nil, err
 	}
 	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("X-Request-Id", id)
 	resp, err := r.clients.Do(req)
 	if err != nil {
 		return nil, err

@@ -123,7 +123,7 @@ func (r *run) rounds(ctx context.Context) {
 		all := blows()
 		rng := rand.New(rand.NewPCG(r.o.Seed, uint64(1000+i)))
 		rng.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
-		r.round(ctx, r.o.Requests/r.o.Rounds, func(ctx context.Context) { r.blowAll(ctx, rng, all) })
+		r.round(ctx, r.o.Requests/r.o.Rounds, func(ctx context.Context) { r.blowAll(ctx, rng.Uint64(), all) })
 		if ctx.Err() != nil {
 			return
 		}
@@ -194,8 +194,18 @@ func (r *run) one(ctx context.Context, number int) {
 	pause(ctx, time.Duration(q.rng.Int64N(int64(think))))
 }
 
-// blowAll inflicts faults one after the other.
-func (r *run) blowAll(ctx context.Context, rng *rand.Rand, all []blow) {
+// blowAll inflicts faults: those of processes one after the other, and
+// meanwhile those of the network.
+func (r *run) blowAll(ctx context.Context, seed uint64, all []blow) {
+	var wg sync.WaitGroup
+	for _, onWire := range []bool{false, true} {
+		some := slices.DeleteFunc(slices.Clone(all), func(b blow) bool { return b.onWire != onWire })
+		wg.Go(func() { r.blowSome(ctx, rand.New(rand.NewPCG(seed, uint64(len(some)))), some) })
+	}
+	wg.Wait()
+}
+
+func (r *run) blowSome(ctx context.Context, rng *rand.Rand, all []blow) {
 	for _, b := range all {
 		if ctx.Err() != nil {
 			return
@@ -422,8 +432,8 @@ func (r *run) soak(ctx context.Context) {
 	end := time.Now().Add(r.o.Soak)
 	for ctx.Err() == nil && time.Now().Before(end) {
 		rng.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
-		few := all[:4]
-		r.round(ctx, 1, func(ctx context.Context) { r.blowAll(ctx, rng, few) })
+		few := all[:6]
+		r.round(ctx, 1, func(ctx context.Context) { r.blowAll(ctx, rng.Uint64(), few) })
 		for _, p := range r.watched() {
 			r.series.add(p.name, time.Since(r.began), r.fleet.footprint(ctx, p))
 		}
