@@ -10,7 +10,7 @@ import torch
 from rig import BLOCK, Engine1, Pair, agents, common, eventually, pairs, request, truth
 
 from berth_kv import AgentError
-from berth_kv.vllm.cache import CPUCache, strided_view
+from berth_kv.vllm.cache import CPUCache, TokenCache, strided_view
 from berth_kv.vllm.settings import Settings, Spec
 
 __all__ = ["agents", "pairs"]
@@ -370,6 +370,29 @@ def test_cpu_caches(dtype: torch.dtype, block: int, heads: int, size: int, stack
     out = torch.empty_like(kv)
     cache.gather(table, 0, n, out)
     assert torch.equal(out, kv)
+
+
+def test_token_caches() -> None:
+    """The indexing of GPU layouts, on host memory: K and V of a token beside each other, and MLA's one vector."""
+    layers, blocks, heads, block, size, n = 3, 8, 2, 16, 8, 37
+    table = [5, 2, 7]
+    for mla in (False, True):
+        shape = (blocks, block, size) if mla else (blocks, heads, block, 2 * size)
+        tensors = [torch.zeros(shape) for _ in range(layers)]
+        cache = TokenCache(tensors, 1 if mla else 2)
+        kv = torch.randn(1, layers, n, size) if mla else torch.randn(2, layers, n, heads * size)
+        cache.scatter(table, 0, n, kv)
+        token = 20  # in the second block, at offset 4
+        if mla:
+            assert torch.equal(tensors[1][2, 4], kv[0, 1, token])
+        else:
+            assert torch.equal(tensors[1][2, 1, 4, :size], kv[0, 1, token, size:])
+            assert torch.equal(tensors[1][2, 0, 4, size:], kv[1, 1, token, :size])
+        assert all(t[[0, 1, 3, 4, 6]].eq(0).all() for t in tensors)
+        for a, z in [(0, n), (15, 17), (3, 4)]:
+            out = torch.empty_like(kv[:, :, a:z])
+            cache.gather(table, a, z, out)
+            assert torch.equal(out, kv[:, :, a:z])
 
 
 def test_strided_views() -> None:

@@ -22,6 +22,9 @@ class Cache(Protocol):
     def scatter(self, blocks: list[int], start: int, end: int, chunk: torch.Tensor) -> None:
         """Copy from chunk, of the same shape; it may be overwritten when this returns."""
 
+    def pin(self, pool: torch.Tensor, writable: bool) -> None:
+        """Chunks are in this memory from now on; called again with the same."""
+
     def mark(self) -> Any:
         """A point in the engine's work; after() waits for it."""
 
@@ -55,7 +58,8 @@ def open_cache(kv_caches: dict[str, torch.Tensor], layout: Layout, block_size: i
 class TokenCache:
     """Caches in which a token is addressable: GPU layouts, by views. K and V of a token are beside each other in the last dimension.
 
-    Copies run on a stream of their own after an event of the engine's, through memory of the pool; the host waits for their event.
+    Copies run on a stream of their own after an event of the engine's, between the device and the pool's pinned memory; the host waits for
+    their event.
     """
 
     def __init__(self, tensors: list[torch.Tensor], kinds: int) -> None:
@@ -64,6 +68,13 @@ class TokenCache:
         self._block_size = tensors[0].shape[-2]
         cuda = tensors[0].device.type == "cuda"
         self._stream = torch.cuda.Stream(tensors[0].device) if cuda else None
+        self._pinned: dict[int, torch.Tensor] = {}  # kept, so that what the driver knows stays mapped
+
+    def pin(self, pool: torch.Tensor, writable: bool) -> None:
+        if self._stream is not None and pool.data_ptr() not in self._pinned:
+            read_only = 8  # cudaHostRegisterReadOnly
+            torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(pool.data_ptr(), pool.numel(), 0 if writable else read_only))
+            self._pinned[pool.data_ptr()] = pool
 
     def mark(self) -> Any:
         return torch.cuda.current_stream().record_event() if self._stream else None
@@ -122,6 +133,9 @@ class CPUCache:
         self._stack = stacked(tensors)
         self._places = self._measure()
         self._views = [strided_view(p) for p in self._places]
+
+    def pin(self, pool: torch.Tensor, writable: bool) -> None:
+        pass
 
     def mark(self) -> None:
         return None

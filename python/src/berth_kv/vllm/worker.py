@@ -163,7 +163,7 @@ class WorkerSide:
         batch = await self._turn.stage(agent, p.req, most, self._engine.settings.transfer_timeout)
         try:
             async with batch:
-                staged = await asyncio.get_running_loop().run_in_executor(self._copier, self._gather, p, first, batch)
+                staged = await asyncio.get_running_loop().run_in_executor(self._copier, self._gather, agent, p, first, batch)
                 if staged:
                     last = first + len(staged) == len(p.hashes)
                     await batch.submit(staged, end=len(p.hashes) if last else None)
@@ -171,10 +171,12 @@ class WorkerSide:
             self._turn.hand_in()
         return len(staged)
 
-    def _gather(self, p: Prompt, first: int, batch: aio.Batch) -> list[Staged]:
+    def _gather(self, agent: aio.Client, p: Prompt, first: int, batch: aio.Batch) -> list[Staged]:
         """In the copier's thread: as many chunks as may be read, copied into their slots."""
         began = time.monotonic()
         staged: list[Staged] = []
+        assert agent.staging is not None
+        self._cache.pin(agent.staging.tensor(), writable=True)
         self._cache.after(p.mark)
         for index, slot in enumerate(batch, first):
             start, end = index * self._chunk, min((index + 1) * self._chunk, p.tokens)
@@ -210,6 +212,7 @@ class WorkerSide:
         """In the copier's thread."""
         began = time.monotonic()
         assert agent.receive is not None
+        self._cache.pin(agent.receive.tensor(), writable=False)
         at = 0
         for slot, tokens in load.chunks[self._rank]:
             start, end = max(at, load.start), min(at + tokens, load.end)
