@@ -2,12 +2,16 @@ package e2e
 
 import (
 	"fmt"
+	"maps"
+	"math"
 	"net"
 	"os/exec"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/tinylib/msgp/msgp"
 
 	"github.com/berthkv/berth"
 	"github.com/berthkv/berth/internal/msg"
@@ -236,6 +240,51 @@ func TestLegacy_bad_input(t *testing.T) {
 	d.t = t
 	if got := d.alloc(allocRequest("good", 2, keys("g", 0, 2), true)); refused(got) {
 		t.Error("a good request after the bad ones is refused")
+	}
+}
+
+// What no encoder of ours would write: keys and ids beyond every limit, and a
+// total that no integer of Go holds. Each is refused at once and leaves nothing;
+// a nameless request is one of its own.
+func TestLegacy_beyond_limits(t *testing.T) {
+	r := startAgent(t, receiving(t, 10))
+	d := dial(t, r.port(), "10.0.0.5-to-127.0.0.17300")
+	base := map[string]any{"type": "AllocRequest", "keys": []any{"k"}, "fmt": 3, "shape": []any{chunkTokens, slotBytes / chunkTokens}, "dtype": "uint8",
+		"last_chunk_toks": chunkTokens, "req_id": "beyond", "is_last_batch": true, "total_chunks": 1}
+	for name, edit := range map[string]map[string]any{
+		"key of 10 MB":      {"keys": []any{strings.Repeat("k", 10<<20)}},
+		"key of 4097 bytes": {"keys": []any{strings.Repeat("k", 4097)}},
+		"16,385 keys":       {"keys": make([]any, 16_385)},
+		"req_id of 1 MB":    {"req_id": strings.Repeat("r", 1<<20)},
+		"req_id of 513":     {"req_id": strings.Repeat("r", 513)},
+		"total 2^63":        {"total_chunks": uint64(1) << 63},
+		"total 2^64-1":      {"total_chunks": uint64(math.MaxUint64)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := maps.Clone(base)
+			maps.Copy(m, edit)
+			if keys := m["keys"].([]any); keys[0] == nil {
+				for i := range keys {
+					keys[i] = "k"
+				}
+			}
+			b, err := msgp.AppendMapStrIntf(nil, m)
+			if err != nil {
+				t.Fatal(err)
+			}
+			d.t = t
+			d.raw(b)
+			if a, ok := d.recv().(*msg.AllocResponse); !ok || !refused(a.RemoteIndexes) {
+				t.Errorf("answered with %+v", a)
+			}
+			if s := r.status(t); !allFree(s) {
+				t.Errorf("something is left: %+v", *s.Pool)
+			}
+		})
+	}
+	d.t = t
+	if got := d.alloc(allocRequest("", 0, keys("g", 0, 2), false)); refused(got) || len(got) != 2 {
+		t.Errorf("a request without a name got %v", got)
 	}
 }
 
