@@ -65,6 +65,28 @@ func TestDocsNameTests_broken(t *testing.T) {
 	}
 }
 
+// TestArchitectureNamesPackages: the table of layers has every package, since
+// layers.go says so.
+func TestArchitectureNamesPackages(t *testing.T) {
+	b, err := os.ReadFile("../../ARCHITECTURE.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	named := map[string]bool{".": true} // "root package"
+	for _, m := range regexp.MustCompile("`([a-z0-9/]+)(?:\\{([a-z0-9,]+)\\})?`").FindAllStringSubmatch(string(b), -1) {
+		for last := range strings.SplitSeq(m[2], ",") {
+			named[m[1]+last] = true
+		}
+	}
+	for _, l := range layers {
+		for _, p := range l.packages {
+			if !named[p] {
+				t.Errorf("%s is in no row of ARCHITECTURE.md", p)
+			}
+		}
+	}
+}
+
 var testNames = regexp.MustCompile("`(?:(\\w+)\\.)?(Test[A-Z]\\w*|Fuzz[A-Z]\\w*|Benchmark[A-Z]\\w*)(?:/([^`]*))?`")
 
 // missingTests returns the tests that a text names and that are not there.
