@@ -90,7 +90,7 @@ func (p *proxy) ask(i int) {
 		if q.over {
 			return
 		}
-		left := kv.Duration(q.At) + q.Deadline - kv.Duration(p.w.now)
+		left := q.At + q.Deadline - kv.Duration(p.w.now)
 		wt, err := p.watcher.Watch(context.Background(), q.name, []watch.Peer{{Host: "r", AllocPort: q.Receiver + 1}}, durationOf(max(left, 1)))
 		if err != nil {
 			p.over(i, "no proxy")

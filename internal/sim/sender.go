@@ -321,7 +321,7 @@ func (s *sender) pump() {
 
 func (s *sender) begin(i int) {
 	q := &s.w.requests[i]
-	left := kv.Duration(q.At) + q.Deadline - kv.Duration(s.w.now)
+	left := q.At + q.Deadline - kv.Duration(s.w.now)
 	if left <= 0 {
 		s.ended(i, ending{msg.EndFailed, fault.Deadline}, "it was not begun in time", true)
 		return
