@@ -145,7 +145,10 @@ func (c *child) answer(v any, patience time.Duration) error {
 		}
 		return json.Unmarshal(b, v)
 	case <-ctx.Done():
-		return c.failed(fmt.Errorf("no answer within %v: %w", patience, ctx.Err()))
+		if err := c.stage.ctx.Err(); err != nil { // somebody stops all
+			return err
+		}
+		return c.failed(fmt.Errorf("no answer within %v", patience))
 	}
 }
 
