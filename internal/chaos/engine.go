@@ -413,6 +413,9 @@ func (d *deal) batch(ctx context.Context, tr *client.Transfer, next int, slots [
 	}
 	d.say(Event{Op: opSubmit, Index: index})
 	d.say(Event{Op: opGive, Slots: numbers(slots)})
+	if d.cfg.Plant == writeAfterSubmit && d.rng.IntN(4) == 0 {
+		defer d.scribble(slots[0])()
+	}
 	if err := tr.Submit(ctx, chunks, end); err != nil {
 		if d.a.Err() == nil && ctx.Err() == nil { // nothing was taken: they are this order's again
 			d.say(Event{Op: opStage, Slots: numbers(slots)})
@@ -420,11 +423,24 @@ func (d *deal) batch(ctx context.Context, tr *client.Transfer, next int, slots [
 		}
 		return 0, err
 	}
-	if d.cfg.Plant == writeAfterSubmit && d.rng.IntN(8) == 0 {
-		pause(ctx, time.Duration(d.rng.IntN(2000))*time.Microsecond)
-		fill(d.a.Staging(slots[0]), tag{attempt: d.o.Attempt, index: 1 << 20, length: slotBytes})
-	}
 	return len(slots), nil
+}
+
+// scribble writes into a slot that is submitted, until the function that it
+// returns has been called and a while has passed.
+func (d *deal) scribble(slot client.Slot) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for ctx.Err() == nil {
+			fill(d.a.Staging(slot), tag{attempt: d.o.Attempt, index: 1 << 20, length: slotBytes})
+		}
+	})
+	return func() {
+		pause(ctx, time.Millisecond)
+		cancel()
+		wg.Wait()
+	}
 }
 
 // unstage gives slots back unused.
