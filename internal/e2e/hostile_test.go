@@ -272,7 +272,7 @@ func (v *victim) settled(before usage) {
 		case <-v.done:
 			v.t.Fatal("the agent is gone")
 		case <-deadline:
-			v.t.Fatalf("not as before after %v: %+v, it was %+v; pool %+v, %d requests", limit, u, before, *s.Pool, len(s.Requests))
+			v.t.Fatalf("not as before after %v: %+v, it was %+v; pool %+v, staging %+v, requests %+v", limit, u, before, s.Pool, s.Staging, s.Requests)
 		}
 	}
 }
