@@ -49,7 +49,7 @@ func show(a Action) string {
 // key= dtype= tp-rank=], lost CONN, gone PID, tick, status; each may begin with
 // at=SECONDS, which moves the clock.
 func TestScripts(t *testing.T) {
-	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
+	datadriven.Walk(t, "testdata/scripts", func(t *testing.T, path string) {
 		c, now := New(testConfig, 0), kv.Instant(0)
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			seconds := int64(now) / int64(kv.Second)

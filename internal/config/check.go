@@ -67,8 +67,8 @@ func (a *Agent) check(given map[string]bool, fault report) {
 		a.AdmissionBypass = int64(a.Capacity)
 		derived("admission_bypass_chunks", "one capacity")
 	}
-	if a.Lease < kv.Second/10 {
-		fault("lease_sec", "is %g; it must be at least 0.1", a.Lease.Seconds())
+	if a.Lease < kv.MinLease {
+		fault("lease_sec", "is %g; it must be at least %g", a.Lease.Seconds(), kv.MinLease.Seconds())
 	}
 	for _, d := range []struct {
 		name string

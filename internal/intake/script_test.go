@@ -13,11 +13,11 @@ import (
 	"github.com/berthkv/berth/internal/msg"
 )
 
-// TestScripts runs testdata/*.txt: each line of a block is one event, below it
+// TestScripts runs testdata/scripts/*.txt: each line of a block is one event, below it
 // stand the actions that it caused, and at the end the pool. Check runs after
 // each step. The commands are those of (*script).line.
 func TestScripts(t *testing.T) {
-	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
+	datadriven.Walk(t, "testdata/scripts", func(t *testing.T, path string) {
 		s := &script{t: t, conns: map[string]kv.ConnID{}, seqs: map[string]uint64{}}
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			s.t = t

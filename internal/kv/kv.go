@@ -105,5 +105,6 @@ const (
 	MaxBy           = MaxReqID   // bytes of the name by which an engine claims
 	MaxEngineID     = 256        // bytes of an engine_id
 	MaxNode         = 256        // bytes of a node name
+	MinLease        = Second / 5 // two thirds of it are more than cores hold their timers after a stop
 	ShortTTL        = 1 * Second // an ending younger than this is not evicted
 )

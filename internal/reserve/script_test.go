@@ -118,7 +118,7 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 }
 
 func TestScripts(t *testing.T) {
-	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
+	datadriven.Walk(t, "testdata/scripts", func(t *testing.T, path string) {
 		var s script
 		datadriven.RunTest(t, path, s.run)
 	})

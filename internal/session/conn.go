@@ -178,8 +178,8 @@ func (s *Session[T]) open(now kv.Instant, m *msg.HelloReply) Notice[T] {
 		return s.refuse(now, fault.Unsupported, fmt.Sprintf("the receiver chose version %d of %d to %d", m.Version, msg.Version, msg.Version))
 	}
 	length := kv.FromMillis(m.LeaseMS)
-	if m.LeaseMS < 1 || length == kv.Forever {
-		return s.refuse(now, fault.BadRequest, fmt.Sprintf("lease_ms is %d", m.LeaseMS))
+	if length < kv.MinLease || length == kv.Forever {
+		return s.refuse(now, fault.BadRequest, fmt.Sprintf("lease_ms is %d; it must be at least %d", m.LeaseMS, kv.MinLease.Millis()))
 	}
 	resumed := s.opened && m.Resumed && m.Incarnation == s.peer
 	if !resumed {

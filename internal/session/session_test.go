@@ -13,11 +13,11 @@ import (
 	"github.com/berthkv/berth/internal/msg"
 )
 
-// TestScripts runs the scenarios of testdata: one event a command, all notices
+// TestScripts runs the scenarios of testdata/scripts: one event a command, all notices
 // and actions as output. Check runs after each, and a copy of the session must
 // encode as the session does.
 func TestScripts(t *testing.T) {
-	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
+	datadriven.Walk(t, "testdata/scripts", func(t *testing.T, path string) {
 		s := &script{s: New[string](testConfig(), 0)}
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string { return s.run(t, d) })
 	})
