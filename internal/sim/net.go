@@ -134,7 +134,8 @@ func (k *pipe) carry(d *direction, b []byte) {
 	d.sent++
 	k.arrives(d, func() { k.read(d, n, b) })
 	if k.pair.twice > 0 && k.r.IntN(3) == 0 {
-		k.w.after(k.takes()+k.r.take(k.w.sc.Lease/30), func() {
+		// The copy comes after the original, and maybe after much else.
+		k.w.at(d.last.Add(k.takes()+k.r.take(k.w.sc.Lease/30)), func() {
 			k.deliver(d, func() {
 				if n < d.limit && !d.over {
 					k.w.report.Faults.Duplicates++

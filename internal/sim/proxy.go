@@ -129,7 +129,7 @@ func (p *proxy) told(wt *node.Watch) {
 	case result.Ending != msg.EndReady:
 		p.w.after(0, func() {
 			p.abort(i)
-			p.close(i, "", string(result.Reason))
+			p.close(i, "", string(result.Reason)+q.where(result.Reason))
 		})
 	case q.Unread:
 		p.w.after(0, func() { p.close(i, "", "unread") })
@@ -140,6 +140,20 @@ func (p *proxy) told(wt *node.Watch) {
 			}
 		})
 	}
+}
+
+// where says, of a deadline, what the request was waiting for.
+func (q *request) where(why fault.Code) string {
+	switch {
+	case why != fault.Deadline:
+	case q.state == queued:
+		return " in the prefill engine's queue"
+	case q.place == waiting || q.at.why == fault.Deadline && q.gen == 0:
+		return " waiting for admission"
+	case q.state == begun:
+		return " being sent"
+	}
+	return ""
 }
 
 // close ends the watch, with a cancel when there is a reason, and the request.

@@ -13,6 +13,7 @@ import (
 	"runtime/pprof"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/berthkv/berth/internal/explore"
@@ -150,19 +151,21 @@ func one(ctx context.Context, f *flags, sc *sim.Scenario, again string) int {
 	if f.trace {
 		r.Trace = func(format string, args ...any) { fmt.Printf(format+"\n", args...) }
 	}
-	start := time.Now()
+	start, cpu := time.Now(), used()
 	report, err := sim.Simulate(sc, r)
-	took := time.Since(start)
+	took, cpu := time.Since(start), used()-cpu
+	per := float64(cpu.Microseconds()) / float64(max(report.Requests, 1))
 	if f.json {
 		json.NewEncoder(os.Stdout).Encode(struct {
 			sim.Report
 			Took float64 `json:"took_seconds"`
-			Per  float64 `json:"microseconds_a_request"`
+			CPU  float64 `json:"cpu_seconds"`
+			Per  float64 `json:"cpu_microseconds_a_request"`
 			Err  string  `json:"error,omitempty"`
-		}{report, took.Seconds(), float64(took.Microseconds()) / float64(max(report.Requests, 1)), text(err)})
+		}{report, took.Seconds(), cpu.Seconds(), per, text(err)})
 	} else {
 		report.Write(os.Stdout)
-		fmt.Printf("  took %.1f s, %.0f µs a request\n", took.Seconds(), float64(took.Microseconds())/float64(max(report.Requests, 1)))
+		fmt.Printf("  took %.1f s, %.1f s of CPU: %.0f µs a request\n", took.Seconds(), cpu.Seconds(), per)
 	}
 	if err == nil {
 		return 0
@@ -173,6 +176,13 @@ func one(ctx context.Context, f *flags, sc *sim.Scenario, again string) int {
 		smaller(ctx, f, sc, v)
 	}
 	return 1
+}
+
+// used is the CPU time of this process so far.
+func used() time.Duration {
+	var u syscall.Rusage
+	syscall.Getrusage(syscall.RUSAGE_SELF, &u)
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
 func text(err error) string {
