@@ -30,6 +30,9 @@ type ask struct {
 	until kv.Instant
 }
 
+// maxWatches is how many names all proxies may watch.
+func (c *Core) maxWatches() int { return c.cfg.MaxWaiting + c.cfg.Capacity }
+
 // maxAsks bounds what one proxy may ask about one name at a time.
 const maxAsks = 16
 
@@ -66,6 +69,10 @@ func (c *Core) watchName(cn *conn, p *peer, m *msg.Watch) {
 		d = c.cfg.RequestTimeout
 	}
 	n := c.nameOf(m.ReqID)
+	if v, ok := n.outcome(); ok && n.watchOf(p) == nil && c.watches >= c.maxWatches() { // a repeat, maybe: R9
+		c.send(cn.id, &msg.Ended{Re: m.Seq, ReqID: n.id, Ending: v.ending, Reason: v.reason, Text: v.text})
+		return
+	}
 	if c.ask(cn, p, n, m.Seq, d) == nil {
 		c.dropName(n)
 		return
@@ -133,8 +140,8 @@ func (c *Core) ask(cn *conn, p *peer, n *name, seq uint64, d kv.Duration) *watch
 			}
 		}
 	}
-	if limit := c.cfg.MaxWaiting + c.cfg.Capacity; w == nil && c.watches >= limit { // R11
-		c.refuse(cn.id, seq, busy("%d names are watched, at most %d may be", c.watches, limit))
+	if w == nil && c.watches >= c.maxWatches() { // R11
+		c.refuse(cn.id, seq, busy("%d names are watched, at most %d may be", c.watches, c.maxWatches()))
 		return nil
 	}
 	if w != nil && len(w.asks) >= maxAsks {
