@@ -2,6 +2,7 @@ package watch
 
 import (
 	"cmp"
+	"container/heap"
 	"slices"
 
 	"github.com/berthkv/berth/internal/kv"
@@ -25,7 +26,8 @@ type Core struct {
 	watches   map[kv.CallID]*watched
 	byName    map[string]*watched
 	lastWatch uint64
-	due       dues // watches without a result, the earliest deadline first
+	due       queue[*watched] // those without a result, by deadline
+	alarms    queue[*peer]    // every receiver, by its session's next time
 	early     early
 
 	wakeAt   kv.Instant
@@ -84,6 +86,7 @@ func (c *Core) noticeStop(now kv.Instant) {
 	if c.lease > 0 && now.Sub(c.stepped) > c.lease/3*2 {
 		for _, p := range c.byID {
 			p.sess.Stopped(now)
+			c.arm(p)
 		}
 		c.heldTill = now.Add(stopGrace)
 	}
@@ -95,12 +98,11 @@ func (c *Core) tick(now kv.Instant) {
 	if now < c.heldTill {
 		return
 	}
-	for _, p := range c.sortedPeers() {
-		for p.sess.Next() <= now {
-			n := p.sess.Tick(now)
-			c.flush(p)
-			c.notice(now, p, n)
-		}
+	for c.alarms.next() <= now {
+		p := c.alarms[0]
+		n := p.sess.Tick(now)
+		c.flush(p)
+		c.notice(now, p, n)
 	}
 	for c.due.next() <= now {
 		c.expire(c.due[0])
@@ -108,11 +110,16 @@ func (c *Core) tick(now kv.Instant) {
 	c.early.expire(now)
 }
 
-func (c *Core) askWake() {
-	at := min(c.early.next(), c.due.next())
-	for _, p := range c.byID {
-		at = min(at, p.sess.Next())
+// arm notes when a session wants its next Tick: after whatever was done to it.
+func (c *Core) arm(p *peer) {
+	if at := p.sess.Next(); at != p.at {
+		p.at = at
+		heap.Fix(&c.alarms, p.pos)
 	}
+}
+
+func (c *Core) askWake() {
+	at := min(c.early.next(), c.due.next(), c.alarms.next())
 	if at != kv.Never {
 		at = max(at, c.heldTill)
 	}

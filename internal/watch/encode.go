@@ -38,7 +38,10 @@ func (c *Core) Clone() *Core {
 		v := copyWatch(w)
 		d.watches[call], d.byName[v.reqID] = v, v
 	}
-	d.due = make(dues, len(c.due))
+	d.due, d.alarms = make(queue[*watched], len(c.due)), make(queue[*peer], len(c.alarms))
+	for i, p := range c.alarms {
+		d.alarms[i] = peers[p]
+	}
 	for i, w := range c.due {
 		d.due[i] = d.watches[w.call]
 	}
@@ -131,7 +134,8 @@ func (c *Core) Encode(b []byte, now kv.Instant) []byte {
 //  2. a receiver's ranks are those of the watches that are kept.
 //  3. no rank waits for a session that is up.
 //  4. what waits is bounded.
-//  5. R10: what has no result has its deadline in due, which is in order.
+//  5. R10: what has no result has its deadline in due, and every receiver its
+//     session's next time in alarms; both are in order.
 func (c *Core) Check() error {
 	if len(c.watches) != len(c.byName) || len(c.watches) > c.cfg.MaxWatches {
 		return fmt.Errorf("watch: %d by call, %d by name; the limit is %d", len(c.watches), len(c.byName), c.cfg.MaxWatches)
@@ -140,7 +144,7 @@ func (c *Core) Check() error {
 	for _, w := range c.watches {
 		if !w.told {
 			open++
-			if w.pos >= len(c.due) || c.due[w.pos] != w || w.pos > 0 && c.due.Less(w.pos, (w.pos-1)/2) {
+			if !c.due.has(w) {
 				return fmt.Errorf("watch: %q has no result, and no deadline", w.reqID)
 			}
 		}
@@ -165,6 +169,9 @@ func (c *Core) Check() error {
 	}
 	for _, p := range c.byID {
 		n -= len(p.ranks)
+		if !c.alarms.has(p) || p.at != p.sess.Next() || len(c.alarms) != len(c.byID) {
+			return fmt.Errorf("watch: %s is due at %d and noted for %d; %d of %d are noted", p.addr, p.sess.Next(), p.at, len(c.alarms), len(c.byID))
+		}
 		if err := p.sess.Check(); err != nil {
 			return err
 		}

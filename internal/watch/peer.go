@@ -1,6 +1,7 @@
 package watch
 
 import (
+	"container/heap"
 	"fmt"
 	"slices"
 
@@ -17,6 +18,9 @@ type peer struct {
 	sess  session.Session[call]
 	ranks []*rank // of every watch that is kept, oldest first
 	proof uint64  // the heartbeat whose answer is awaited, 0: none
+	lease kv.Duration
+	at    kv.Instant // its session's next time
+	pos   int        // in Core.alarms
 	// cancels are names to be cancelled once the session is open.
 	cancels []*msg.Cancel
 }
@@ -43,6 +47,8 @@ func (c *Core) findPeer(addr Peer) *peer {
 	p.sess = session.New[call](session.Config{ID: p.id, Role: msg.RoleProxy, Node: c.cfg.Node, Incarnation: c.cfg.Incarnation, Secret: c.cfg.Secret,
 		Connect: c.cfg.ConnectTimeout, Idle: c.cfg.Idle}, c.floor)
 	c.peers[addr], c.byID[p.id] = p, p
+	p.at = p.sess.Next()
+	heap.Push(&c.alarms, p)
 	return p
 }
 
@@ -55,6 +61,8 @@ func (c *Core) evictPeer() bool {
 			c.floor = max(c.floor, p.sess.LastSeq())
 			delete(c.peers, p.addr)
 			delete(c.byID, p.id)
+			heap.Remove(&c.alarms, p.pos)
+			c.findLease(p)
 			return true
 		}
 	}
@@ -72,7 +80,12 @@ func (c *Core) flush(p *peer) {
 			c.emit(Send{Conn: a.Conn, Msg: a.Msg})
 		}
 	}
+	c.arm(p)
 }
+
+func (p *peer) when() kv.Instant    { return p.at }
+func (p *peer) before(o *peer) bool { return p.at < o.at || p.at == o.at && p.id < o.id }
+func (p *peer) index() *int         { return &p.pos }
 
 // settleWant keeps a session while something is watched there.
 func (c *Core) settleWant(now kv.Instant, p *peer) {
@@ -194,7 +207,7 @@ func (c *Core) notice(now kv.Instant, p *peer, n session.Notice[call]) {
 		}
 		c.lose(p, false, fault.PeerLost, n.Text)
 	}
-	c.findLease()
+	c.findLease(p)
 	c.settleWant(now, p)
 	c.pump(now, p)
 }
@@ -211,11 +224,16 @@ func (c *Core) lose(p *peer, queued bool, code fault.Code, text string) {
 	}
 }
 
-func (c *Core) findLease() {
+// findLease finds the shortest lease, if that of one session has changed.
+func (c *Core) findLease(changed *peer) {
+	if changed.lease == changed.sess.Lease() {
+		return
+	}
+	changed.lease = changed.sess.Lease()
 	c.lease = 0
 	for _, p := range c.byID {
-		if l := p.sess.Lease(); l > 0 && (c.lease == 0 || l < c.lease) {
-			c.lease = l
+		if p.lease > 0 && (c.lease == 0 || p.lease < c.lease) {
+			c.lease = p.lease
 		}
 	}
 }

@@ -25,6 +25,12 @@ type watched struct {
 	asked    bool // Ready was sent
 }
 
+func (w *watched) when() kv.Instant { return w.deadline }
+func (w *watched) before(o *watched) bool {
+	return w.deadline < o.deadline || w.deadline == o.deadline && w.n < o.n
+}
+func (w *watched) index() *int { return &w.pos }
+
 // rankState is how far the watch at one receiver is.
 //
 //	queued ──► asked ──► watching ──► ready
@@ -174,42 +180,6 @@ func (c *Core) tell(w *watched) {
 		w.told = true
 		heap.Remove(&c.due, w.pos)
 	}
-}
-
-// dues is a heap of watches by deadline, equal ones by number.
-type dues []*watched
-
-func (d dues) next() kv.Instant {
-	if len(d) == 0 {
-		return kv.Never
-	}
-	return d[0].deadline
-}
-
-func (d dues) Len() int { return len(d) }
-
-func (d dues) Less(i, j int) bool {
-	a, b := d[i], d[j]
-	return a.deadline < b.deadline || a.deadline == b.deadline && a.n < b.n
-}
-
-func (d dues) Swap(i, j int) {
-	d[i], d[j] = d[j], d[i]
-	d[i].pos, d[j].pos = i, j
-}
-
-// Push and Pop are package heap's.
-func (d *dues) Push(w any) {
-	w.(*watched).pos = len(*d)
-	*d = append(*d, w.(*watched))
-}
-
-func (d *dues) Pop() any {
-	last := len(*d) - 1
-	w := (*d)[last]
-	(*d)[last] = nil
-	*d = (*d)[:last]
-	return w
 }
 
 // expire ends a watch at its deadline.
