@@ -1,9 +1,6 @@
 package zmtp
 
-import (
-	"container/list"
-	"sync"
-)
+import "sync"
 
 // budget bounds what all connections of a socket hold together, in one direction. Where room is needed, the connection that
 // has held some the longest without getting on is closed: one that is stuck or too slow, not one that has just come.
@@ -11,9 +8,9 @@ type budget struct {
 	limit int64
 	freed gate // opened when bytes come back
 
-	mu    sync.Mutex // a leaf; guards the rest and the shares
-	used  int64
-	order list.List // of *share that may have to go, the longest first
+	mu          sync.Mutex // a leaf; guards the rest and the shares
+	used        int64
+	first, last *share // those that may have to go, linked, the longest first
 }
 
 func newBudget(limit int64) *budget { return &budget{limit: limit} }
@@ -26,7 +23,9 @@ type share struct {
 
 	held   int64
 	pinned bool // must not go: it is we who are slow
-	place  *list.Element
+
+	placed     bool // in the order
+	prev, next *share
 }
 
 // take adds n bytes, which may cost others their connection. If there is no room all the same it waits until stop is
@@ -34,6 +33,12 @@ type share struct {
 func (s *share) take(n int64, stop <-chan struct{}) bool {
 	if s.b == nil || n <= 0 {
 		return true
+	}
+	s.b.mu.Lock()
+	ok := s.add(n)
+	s.b.mu.Unlock()
+	if ok {
+		return true // most often, and nothing is made to wait on
 	}
 	for {
 		freed := s.b.freed.wait()
@@ -62,21 +67,30 @@ func (s *share) tryTake(n int64) (ok bool, victim *share) {
 	b := s.b
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.used+n <= b.limit || b.used == s.held {
-		b.used += n
-		s.held += n
-		if s.place == nil && !s.pinned {
-			s.place = b.order.PushBack(s)
-		}
+	if s.add(n) {
 		return true, nil
 	}
-	for e := b.order.Front(); e != nil; e = e.Next() {
-		if v := e.Value.(*share); v != s {
+	for v := b.first; v != nil; v = v.next {
+		if v != s {
 			v.leave()
 			return false, v
 		}
 	}
 	return false, nil
+}
+
+// add adds n bytes if they fit. It is called with b.mu held.
+func (s *share) add(n int64) bool {
+	b := s.b
+	if b.used+n > b.limit && b.used != s.held {
+		return false
+	}
+	b.used += n
+	s.held += n
+	if !s.placed && !s.pinned {
+		s.join()
+	}
+	return true
 }
 
 // give returns n bytes: the connection gets on.
@@ -89,11 +103,12 @@ func (s *share) give(n int64) {
 	s.held -= n
 	s.b.used -= n
 	switch {
-	case s.place == nil:
+	case !s.placed:
 	case s.held == 0:
 		s.leave()
 	default:
-		s.b.order.MoveToBack(s.place)
+		s.leave()
+		s.join()
 	}
 	s.b.mu.Unlock()
 	if n > 0 {
@@ -125,10 +140,33 @@ func (s *share) pin(pinned bool) {
 	}
 }
 
-// leave is called with b.mu held.
-func (s *share) leave() {
-	if s.place != nil {
-		s.b.order.Remove(s.place)
-		s.place = nil
+// join puts the share last, and leave takes it out if it is there. Both are
+// called with b.mu held.
+func (s *share) join() {
+	b := s.b
+	s.placed, s.prev, s.next = true, b.last, nil
+	if b.last == nil {
+		b.first = s
+	} else {
+		b.last.next = s
 	}
+	b.last = s
+}
+
+func (s *share) leave() {
+	if !s.placed {
+		return
+	}
+	b := s.b
+	if s.prev == nil {
+		b.first = s.next
+	} else {
+		s.prev.next = s.next
+	}
+	if s.next == nil {
+		b.last = s.prev
+	} else {
+		s.next.prev = s.prev
+	}
+	s.placed, s.prev, s.next = false, nil, nil
 }

@@ -52,8 +52,8 @@ func TestBudget(t *testing.T) {
 	first.pin(false)
 	take(third, 10, true)
 	third.drop()
-	if b.used != 0 || b.order.Len() != 0 {
-		t.Fatalf("%d bytes and %d shares are left", b.used, b.order.Len())
+	if b.used != 0 || b.first != nil || b.last != nil {
+		t.Fatalf("%d bytes are left, or shares: %v, %v", b.used, b.first, b.last)
 	}
 }
 
@@ -166,7 +166,7 @@ func TestSilentReadersMakeRoom(t *testing.T) {
 				t.Fatal(err)
 			}
 			r.toSend.mu.Lock()
-			if r.toSend.used > most && r.toSend.order.Len() > 1 {
+			if r.toSend.used > most && r.toSend.first != r.toSend.last {
 				t.Errorf("%d bytes wait, at most %d may", r.toSend.used, most)
 			}
 			r.toSend.mu.Unlock()
