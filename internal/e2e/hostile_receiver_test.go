@@ -145,7 +145,7 @@ func TestHostileReceiver(t *testing.T) {
 			if err := r.Close(); err != nil {
 				t.Fatal(err)
 			}
-			if bound := before.memory + 2*(8*fullConn+mailbox) + 64<<20; peak > bound {
+			if bound := before.memory + shadow*(2*(8*fullConn+mailbox)+64<<20); peak > bound {
 				t.Errorf("%d MiB of memory, at most %d may be", peak>>20, bound>>20)
 			}
 			v.settled(before)

@@ -232,7 +232,7 @@ func TestHostile(t *testing.T) {
 			}
 			peak.memory = max(peak.memory, v.usage().memory)
 			// Go's collector lets the heap grow to twice what is in use.
-			bound := before.memory + 2*a.holds + 64<<20
+			bound := before.memory + shadow*(2*a.holds+64<<20)
 			if peak.memory > bound {
 				t.Errorf("%d MiB of memory, at most %d may be: %d before, %d held by the attack", peak.memory>>20, bound>>20, before.memory>>20, a.holds>>20)
 			}
