@@ -390,7 +390,7 @@ func neverReads(ctx context.Context, w *world) error {
 		}
 	}
 	w.begun()
-	return pace(ctx, 300, func(i int) error {
+	return pace(ctx, 100, func(i int) error {
 		nc := all[len(all)-1-i%12]
 		nc.SetWriteDeadline(time.Now().Add(200 * time.Millisecond))
 		if _, err := nc.Write(frame); err != nil { // closed, or the victim reads no more

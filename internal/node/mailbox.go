@@ -9,7 +9,7 @@ import (
 // Limits of what peers have in the mailbox. One connection's share is small, so that a
 // peer that floods us delays the others by no more than that.
 const (
-	perConn  = 32       // messages of one connection
+	perConn  = 32       // messages of one connection; each 8 KiB count as one more
 	maxBytes = 32 << 20 // of all messages
 )
 
@@ -28,7 +28,7 @@ type mailbox struct {
 	mu     sync.Mutex
 	room   *sync.Cond
 	queue  []any
-	from   map[kv.ConnID]int // messages in queue, by connection
+	from   map[kv.ConnID]int // messages in queue, by connection, large ones as several
 	bytes  int               // of messages in queue
 	waits  bool              // somebody waits for room
 	closed bool
@@ -58,7 +58,7 @@ func (m *mailbox) putFrom(conn kv.ConnID, bytes int, ev any) bool {
 		m.waits = true
 		m.room.Wait()
 	}
-	m.from[conn]++
+	m.from[conn] += 1 + bytes>>13
 	m.bytes += bytes
 	return m.add(ev)
 }
