@@ -124,8 +124,12 @@ func (h *host) verify() {
 }
 
 // stop stops the process; it goes on once nothing stops it any more: everything
-// that came meanwhile is there first, in the portions that its mailbox takes.
+// that came meanwhile is there first, in portions that its mailbox takes.
 func (h *host) stop() { h.stopped++ }
+
+// portion is what a mailbox takes at once, whoever it is from: a reader that finds
+// it full waits for the loop, which here would be the same goroutine.
+const portion = 24
 
 func (h *host) goOn() {
 	if h.stopped--; h.stopped > 0 {
@@ -135,7 +139,7 @@ func (h *host) goOn() {
 	h.held = nil
 	for i, do := range held {
 		do()
-		if i%4096 == 4095 && h.up {
+		if i%portion == portion-1 && h.up {
 			h.turnNow()
 		}
 	}
