@@ -96,6 +96,9 @@ func (x *exchange) failed(ctx context.Context, step Step, who string, err error)
 	var told *openai.Error
 	prompt := step != StepDecode && step != StepWhole // the prompt's part: another engine can do it
 	cause := err
+	if ctx.Err() == nil {
+		ctx = x.ctx // a step's context hears a moment later that its request's is done
+	}
 	if ctx.Err() != nil {
 		cause = context.Cause(ctx)
 	}
