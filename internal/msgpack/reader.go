@@ -191,6 +191,10 @@ func (r *Reader) anyStr() []byte {
 func validUTF8(b []byte) bool {
 	const high = 0x8080808080808080
 	bits, rest := uint64(0), b
+	for ; len(rest) >= 32; rest = rest[32:] {
+		bits |= binary.LittleEndian.Uint64(rest) | binary.LittleEndian.Uint64(rest[8:]) |
+			binary.LittleEndian.Uint64(rest[16:]) | binary.LittleEndian.Uint64(rest[24:])
+	}
 	for ; len(rest) >= 8; rest = rest[8:] {
 		bits |= binary.LittleEndian.Uint64(rest)
 	}
