@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -18,7 +19,7 @@ const asBerth = "TEST_AS_BERTH"
 // TestMain lets tests start this binary as berth, in a temporary folder of their
 // own, and fails if a process or a file is left.
 func TestMain(m *testing.M) {
-	if os.Getenv(asBerth) != "" {
+	if os.Getenv(asBerth) != "" && !slices.Contains(os.Args, "-test.fuzzworker") { // which inherits what its parent sets below
 		plant(os.Getenv(envPlant))
 		main()
 	}
