@@ -58,7 +58,7 @@ python-test: build python ## test the Python client against real agents, from it
 # Real vLLM, in an environment of its own outside the checkout.
 VLLM := $(CACHE)/vllm-1
 
-.PHONY: vllm vllm-short
+.PHONY: vllm vllm-short demo-vllm
 vllm: build python ## test the vLLM connector on real vLLM (installs it: 7 GB in CACHE)
 	@bash python/tests/install-vllm.sh $(VLLM)
 	@bash python/tests/run-vllm.sh $(VLLM) $(PYTEST)
@@ -66,6 +66,10 @@ vllm: build python ## test the vLLM connector on real vLLM (installs it: 7 GB in
 vllm-short: build python ## its hooks over real agents and caches, without servers
 	@bash python/tests/install-vllm.sh $(VLLM)
 	@bash python/tests/run-vllm.sh $(VLLM) tests/vllm/test_connector.py $(PYTEST)
+
+demo-vllm: build python ## ask real vLLM a few questions through Berth, and see where the KV went (installs it: 7 GB in CACHE)
+	@bash python/tests/install-vllm.sh $(VLLM)
+	@bash python/tests/run-vllm.sh $(VLLM) demo.py
 
 check: lint ## formatting, vet, linters, tidy modules, tests with and without invariants, short fuzzing
 	$(GO) test -race -shuffle=on -tags invariants -timeout 15m ./...

@@ -1,12 +1,18 @@
 #!/usr/bin/env bash
-# Run tests in the vLLM environment DIR, with the connector from the wheel in dist/.
+# In the vLLM environment DIR, with the connector from the wheel in dist/: run tests, or a script of tests/vllm.
 #   run-vllm.sh DIR [pytest arguments]
+#   run-vllm.sh DIR demo.py [arguments]
 set -euo pipefail
 dir=$1; shift
 cd "$(dirname "$0")/.."
 site=$(cd .. && pwd)/dist/vllm-site tools=$(cd .. && pwd)/dist/vllm-tools
 rm -rf "$site"
 "$dir/bin/python" -m pip install -q --disable-pip-version-check --no-deps --target "$site" ../dist/berth_kv-*.whl
+export KV_TEST_VLLM=$dir KV_TEST_SITE=$site OMP_NUM_THREADS=1
+case ${1:-} in *.py)
+  script=tests/vllm/$1
+  if [ -e "$script" ] && [[ $1 != test_* ]]; then shift; exec "$dir/bin/python" "$script" "$@"; fi ;;
+esac
 [ -d "$tools" ] || "$dir/bin/python" -m pip install -q --disable-pip-version-check --target "$tools" pytest==9.0.2
-export KV_TEST_VLLM=$dir KV_TEST_SITE=$site PYTHONPATH=$site:$tools OMP_NUM_THREADS=1
+export PYTHONPATH=$site:$tools
 exec "$dir/bin/python" -m pytest -p no:cacheprovider -q -W ignore "${@:-tests/vllm}"

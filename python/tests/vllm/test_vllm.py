@@ -233,8 +233,7 @@ def test_other_settings(tmp_path: pathlib.Path) -> None:
 
 
 def test_bfloat16_one_by_one(tmp_path: pathlib.Path) -> None:
-    """The decoder computes the last token as a step of its own, which rounds otherwise than a prefill: a few answers may differ, and an
-    engine that is given the same KV by its own prefix cache differs in the same way."""
+    """The decoder computes the last token as a step of its own, which rounds otherwise than a prefill does: a few answers may differ."""
     f = Fleet(tmp_path, 1, dtype="bfloat16")
     try:
         differ = [i for i in range(len(f.prompts)) if f.ask(i) != f.want[i]]
