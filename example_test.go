@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"log"
 	"log/slog"
-	"net"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -13,6 +12,7 @@ import (
 
 	"github.com/berthkv/berth"
 	"github.com/berthkv/berth/client"
+	"github.com/berthkv/berth/internal/freeport"
 )
 
 // Two agents and their engines in one process: the KV cache of a prompt of one
@@ -25,7 +25,11 @@ func Example() {
 		log.Fatal(err)
 	}
 	defer os.RemoveAll(dir)
-	port := freePort()
+	ports, err := freeport.Take(1) // in production one from the configuration
+	if err != nil {
+		log.Fatal(err)
+	}
+	port := ports[0]
 
 	// An agent each; in production one beside each engine, from a file.
 	start := func(name string, more map[string]string) *berth.Agent {
@@ -94,13 +98,4 @@ func Example() {
 		log.Fatal(err)
 	}
 	// Output: ready: keys and values
-}
-
-func freePort() int {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
 }

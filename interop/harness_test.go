@@ -11,7 +11,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -23,6 +22,7 @@ import (
 
 	"github.com/berthkv/berth"
 	"github.com/berthkv/berth/client"
+	"github.com/berthkv/berth/internal/freeport"
 	"github.com/berthkv/berth/internal/kv"
 	"github.com/berthkv/berth/internal/msg"
 	"github.com/berthkv/berth/internal/wire"
@@ -85,21 +85,13 @@ func ctxFor(t testing.TB) context.Context {
 	return ctx
 }
 
-var ports atomic.Int64
-
-// freePort returns a port outside the range from which the kernel takes those of
-// connections: it may be bound much later.
 func freePort(t testing.TB) int {
 	t.Helper()
-	for range 1000 {
-		port := 20000 + int(ports.Add(1)+int64(os.Getpid())*97)%10000
-		if l, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", port)); err == nil {
-			l.Close()
-			return port
-		}
+	ports, err := freeport.Take(1)
+	if err != nil {
+		t.Fatal(err)
 	}
-	t.Fatal("no port is free")
-	return 0
+	return ports[0]
 }
 
 // ---- the proxy's PULL socket ----

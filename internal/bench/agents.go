@@ -6,6 +6,7 @@ import (
 	"strconv"
 
 	"github.com/berthkv/berth"
+	"github.com/berthkv/berth/internal/freeport"
 )
 
 // options of an agent.
@@ -22,7 +23,7 @@ func (r *run) agentOptions(name string, slots int, slot int64) options {
 
 // receiving makes them a receiver's.
 func (o options) receiving() (alloc int, err error) {
-	p, err := ports(2)
+	p, err := freeport.Take(2)
 	if err != nil {
 		return 0, err
 	}

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/berthkv/berth/internal/freeport"
 	"github.com/berthkv/berth/internal/kv"
 	"github.com/berthkv/berth/internal/msg"
 	"github.com/berthkv/berth/internal/wire"
@@ -166,7 +167,7 @@ func (c Control) berth(r *run) (*receiver, error) {
 }
 
 func (c Control) reference(r *run) (*receiver, error) {
-	p, err := ports(2)
+	p, err := freeport.Take(2)
 	if err != nil {
 		return nil, err
 	}

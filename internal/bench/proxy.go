@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/berthkv/berth"
+	"github.com/berthkv/berth/internal/freeport"
 )
 
 // Proxy is `berth bench proxy`: streamed answers of engines that answer at once,
@@ -49,7 +50,7 @@ var proxied = []metric{{"first token, p50", "µs"}, {"first token, p99", "µs"},
 	{"proxy's CPU a request", "µs"}, {"proxy's wake-ups a request", "switches"}}
 
 func (p Proxy) measure(r *run, arrivals []time.Duration) error {
-	port, err := ports(4) // the engines', and where Go's proxy stands before them
+	port, err := freeport.Take(4) // the engines', and where Go's proxy stands before them
 	if err != nil {
 		return err
 	}

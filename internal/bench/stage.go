@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -196,18 +195,4 @@ func used(kids []*child) (sum usage, err error) {
 		sum.switches += u.switches
 	}
 	return sum, nil
-}
-
-// ports returns n loopback ports that were free just now.
-func ports(n int) ([]int, error) {
-	var out []int
-	for range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return nil, err
-		}
-		defer l.Close() // after all are chosen
-		out = append(out, l.Addr().(*net.TCPAddr).Port)
-	}
-	return out, nil
 }

@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/berthkv/berth/internal/freeport"
 )
 
 // Transfer is `berth bench transfer`: whole requests, raw copies beside the
@@ -186,7 +188,7 @@ func (t Transfer) berth(r *run, inside bool, at []float64) (*system, error) {
 // reference starts LMCache's: engine and backend are one process, and NIXL moves
 // the bytes.
 func (t Transfer) reference(r *run, at []float64) (*system, error) {
-	p, err := ports(3 + t.Senders)
+	p, err := freeport.Take(3 + t.Senders)
 	if err != nil {
 		return nil, err
 	}

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -16,6 +15,7 @@ import (
 	"time"
 
 	"github.com/berthkv/berth"
+	"github.com/berthkv/berth/internal/freeport"
 )
 
 // The demo's sizes: seeds of the design, small enough for pure Go.
@@ -55,26 +55,11 @@ type fleet struct {
 	undo    []func()
 }
 
-// ports returns n free loopback ports. Somebody else may take one before it is
-// bound again; then the start fails and says so.
-func ports(n int) ([]int, error) {
-	var out []int
-	for range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return nil, err
-		}
-		defer l.Close() // after all are chosen
-		out = append(out, l.Addr().(*net.TCPAddr).Port)
-	}
-	return out, nil
-}
-
 // startFleet starts two prefill nodes, one decode node and the proxy. If strict,
 // a transfer that fails is an error answer, and not made up for by computing the
 // prompt at the decode node.
 func startFleet(ctx context.Context, binary, dir, link string, strict bool) (*fleet, error) {
-	p, err := ports(9)
+	p, err := freeport.Take(9)
 	if err != nil {
 		return nil, err
 	}
@@ -119,7 +104,7 @@ func startFleet(ctx context.Context, binary, dir, link string, strict bool) (*fl
 	if err := errors.Join(errs...); err != nil {
 		return f, err
 	}
-	proxyPort, err := ports(2)
+	proxyPort, err := freeport.Take(2)
 	if err != nil {
 		return f, err
 	}

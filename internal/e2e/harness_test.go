@@ -12,7 +12,6 @@ import (
 	"io"
 	"log/slog"
 	"math/rand/v2"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -28,6 +27,7 @@ import (
 
 	"github.com/berthkv/berth"
 	"github.com/berthkv/berth/client"
+	"github.com/berthkv/berth/internal/freeport"
 )
 
 // The layout of every test: small slots of 10 tokens.
@@ -84,12 +84,11 @@ func receiving(t testing.TB, slots int) settings {
 
 func freePort(t testing.TB) int {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	ports, err := freeport.Take(1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
+	return ports[0]
 }
 
 // socketDir is short: a unix socket's path is.

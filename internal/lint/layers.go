@@ -65,6 +65,12 @@ var layers = []layer{
 		std:      pure,
 	},
 	{
+		name:     "ports",
+		packages: []string{"internal/freeport"},
+		why:      "who chooses a port for a process that starts later knows nothing of what it is for",
+		std:      []ban{noSurface, noUnsafe},
+	},
+	{
 		name:     "core",
 		packages: []string{"internal/reserve", "internal/slot", "internal/session", "internal/attach"},
 		imports:  []string{"vocabulary"},
@@ -121,7 +127,7 @@ var layers = []layer{
 	{
 		name:     "surface",
 		packages: []string{"client", "internal/config", "internal/metrics", "internal/demo", "examples"},
-		imports:  []string{"vocabulary", "core", "composed core", "codec", "contract", "shell", "."},
+		imports:  []string{"vocabulary", "ports", "core", "composed core", "codec", "contract", "shell", "."},
 		why:      "only the root package joins adapters to shells: use its Agent and Proxy, or take an interface",
 		std: []ban{{
 			imports: []string{"github.com/prometheus/"},
@@ -139,7 +145,7 @@ var layers = []layer{
 	{
 		name:     "measurement",
 		packages: []string{"internal/bench"},
-		imports:  []string{"vocabulary", "core", "codec", "contract", "adapter", "surface", "root", "internal/link/faultlink"},
+		imports:  []string{"vocabulary", "ports", "core", "codec", "contract", "adapter", "surface", "root", "internal/link/faultlink"},
 		why:      "what is measured is the product: start agents and proxies through the root package or the binary; only load, ledgers and links by themselves are its own",
 		std:      []ban{noSurface, noUnsafe},
 	},
@@ -154,7 +160,7 @@ var layers = []layer{
 		name: "test helper",
 		packages: []string{"internal/link/linktest", "internal/link/faultlink", "internal/testenv", "internal/engine/enginetest", "internal/e2e", "internal/explore", "internal/chaos", "internal/lint", "interop",
 			"internal/sim", "internal/sim/cmd"},
-		imports: []string{"vocabulary", "core", "composed core", "codec", "contract", "adapter", "engine part", "shell", "surface", "root", "test helper"},
+		imports: []string{"vocabulary", "ports", "core", "composed core", "codec", "contract", "adapter", "engine part", "shell", "surface", "root", "test helper"},
 		why:     "a test helper may use everything but a command: run the binary",
 	},
 }

@@ -26,6 +26,7 @@ func TestRepository(t *testing.T) {
 var fixtureTable = func() []layer {
 	own := map[string][]string{
 		"vocabulary":    {"kv"},
+		"ports":         {"ports"},
 		"core":          {"core", "ledger"},
 		"composed core": {"composed"},
 		"codec":         {"codec"},

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/berthkv/berth/internal/freeport"
 )
 
 // patience bounds every wait of a test; none depends on it while the code is right.
@@ -34,6 +36,7 @@ func testContext(t testing.TB) context.Context {
 // leakCheck fails the test if it leaves goroutines or descriptors behind. Call it first.
 func leakCheck(t testing.TB) {
 	t.Helper()
+	freeAddr(t) // from the first on the process holds its block of ports
 	goroutines, before := goleak.IgnoreCurrent(), openSockets(t)
 	t.Cleanup(func() {
 		goleak.VerifyNone(t, goroutines)
@@ -41,6 +44,16 @@ func leakCheck(t testing.TB) {
 			t.Errorf("%d sockets are open, %d were before", after, before)
 		}
 	})
+}
+
+// freeAddr is an address to listen on, again too, that nobody else takes meanwhile.
+func freeAddr(t testing.TB) string {
+	t.Helper()
+	ports, err := freeport.Take(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprint("127.0.0.1:", ports[0])
 }
 
 // openSockets counts this process's sockets.

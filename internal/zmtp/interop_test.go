@@ -205,7 +205,7 @@ func TestLibzmqListens(t *testing.T) {
 func TestLibzmqReconnects(t *testing.T) {
 	leakCheck(t)
 	rec := &recorder{}
-	r := startEcho(t, "127.0.0.1:0", rec, Options{})
+	r := startEcho(t, freeAddr(t), rec, Options{})
 	addr := r.Addr().String()
 	p := startPeer(t, "reconnect", port(r.Addr()), "peer")
 	say := func(s string) {

@@ -58,12 +58,7 @@ func TestRedialer(t *testing.T) {
 // An address where nobody listens is tried again and again, each attempt reported, until somebody does.
 func TestRedialerUnreachable(t *testing.T) {
 	leakCheck(t)
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	addr := ln.Addr().String()
-	_ = ln.Close()
+	addr := freeAddr(t)
 	client := &recorder{}
 	d, err := RedialDealer(addr, nil, client.handle, Options{ReconnectMin: time.Millisecond, ReconnectMax: 5 * time.Millisecond})
 	if err != nil {

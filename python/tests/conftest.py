@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pathlib
+import random
 import signal
 import socket
 import subprocess
@@ -26,15 +28,15 @@ LAYOUT = berth_kv.Layout.attention(layers=4, kv_heads=2, head_size=16, chunk_tok
 SHAPE = "kv_shape: [4, 2, 16, 2, 16]\nkv_dtype: bfloat16\n"
 
 
+# Each once, below those that the kernel hands out.
+_ports = iter(random.sample(range(10000, 32500), 22500))
+
+
 def free_port() -> int:
-    """A port that nobody uses, below those that the kernel hands out."""
-    for _ in range(1000):
-        port = 10000 + int.from_bytes(os.urandom(2), "big") % 20000
-        with socket.socket() as s:
-            try:
-                s.bind(("127.0.0.1", port))
-            except OSError:
-                continue
+    """A port that nobody uses, to be bound later."""
+    for port in _ports:
+        with socket.socket() as s, contextlib.suppress(OSError):
+            s.bind(("127.0.0.1", port))
             return port
     raise RuntimeError("no free port")
 
