@@ -59,6 +59,22 @@ def test_a_local_prefix_is_not_loaded(pairs: Pairs) -> None:
     pair.d.finish(s)
 
 
+def test_every_overlap_of_a_local_prefix_and_a_chunk(pairs: Pairs) -> None:
+    """r25: a chunk that begins 1 to BLOCK tokens before the end of what the decoder has by itself."""
+    pair = pairs(chunk=BLOCK + 1, slots=40)
+    overlaps = set()
+    for blocks in range(1, BLOCK + 1):
+        local, n = blocks * BLOCK, (blocks + 2) * BLOCK + 5
+        overlaps.add(local % (BLOCK + 1))
+        pair.send(f"r{n}", prompt(n))
+        r = pair.decode_request(f"r{n}", prompt(n))
+        assert pair.d.load(r, computed=local) == n - local
+        pair.check(r, n, local)
+        assert torch.isin(pair.d.cached(r, 0, local), torch.tensor([0.0, -1.0])).all()  # not touched: new, or freed before
+        pair.d.finish(r)
+    assert overlaps == set(range(1, BLOCK + 1))
+
+
 def test_a_prefix_hit_of_the_prefill_engine_is_sent(pairs: Pairs) -> None:
     pair = pairs()
     r = pair.prefill_request("r", prompt(150))
