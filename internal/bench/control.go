@@ -4,14 +4,11 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"os"
 	"strconv"
 	"time"
 
 	"github.com/berthkv/berth/internal/freeport"
-	"github.com/berthkv/berth/internal/kv"
-	"github.com/berthkv/berth/internal/msg"
-	"github.com/berthkv/berth/internal/wire"
-	"github.com/berthkv/berth/internal/zmtp"
 )
 
 // Control is `berth bench control`: pairs of an AllocRequest, whose answer is
@@ -62,8 +59,38 @@ type receiver struct {
 	name   string
 	addr   string
 	paused []*child
-	conns  []*zmtp.Conn
-	next   int // number of the next request: names are never used twice
+	kids   []*child // its process
+	swarm  *swarm
+}
+
+// paired are the metrics of pairs from the generator of this process, which
+// shares the cores with the receiver.
+var paired = []metric{{"rate", "per second"}, {"p50", "µs"}, {"p99", "µs"}, {"CPU a pair, receiver", "µs"}, {"CPU a pair, generator", "µs"}}
+
+// turn makes pairs over so many connections.
+func (x *receiver) turn(ctx context.Context, clients, keys, count int, arrivals []time.Duration) (sample, error) {
+	var spent [2][2]time.Duration // before and after, of the receiver and the generator
+	look := func(at int) error {
+		theirs, err := used(x.kids)
+		if err != nil {
+			return err
+		}
+		ours, err := usageOf(os.Getpid())
+		spent[at] = [2]time.Duration{theirs.cpu, ours.cpu}
+		return err
+	}
+	if err := look(0); err != nil {
+		return sample{}, err
+	}
+	t, err := x.swarm.pairs(ctx, clients, keys, count, arrivals)
+	if err == nil {
+		err = look(1)
+	}
+	s := timedSample(t)
+	for i := range spent[0] {
+		s.figures = append(s.figures, float64((spent[1][i]-spent[0][i]).Nanoseconds())/1e3/float64(count))
+	}
+	return s, err
 }
 
 func (c Control) measure(r *run) error {
@@ -80,21 +107,20 @@ func (c Control) measure(r *run) error {
 		receivers = append(receivers, theirs)
 	}
 	for _, x := range receivers {
-		defer x.close()
-		if err := x.dial(r.ctx, c.Clients); err != nil {
+		if x.swarm, err = dialSwarm(r.ctx, x.name, x.addr, c.Clients, c.Keys); err != nil {
 			return err
 		}
+		defer x.swarm.close()
 	}
 	sides := func(clients int, arrivals []time.Duration) (out []side) {
 		for _, x := range receivers {
 			out = append(out, side{x.name, x.paused, func() (sample, error) {
-				t, err := x.pairs(r.ctx, clients, c.Keys, c.Count, arrivals)
-				return timedSample(t), err
+				return x.turn(r.ctx, clients, c.Keys, c.Count, arrivals)
 			}})
 		}
 		return out
 	}
-	means, err := r.compare(fmt.Sprintf("%d connections, %d keys, closed", c.Clients, c.Keys), controlChecks, timed, sides(c.Clients, nil)...)
+	means, err := r.compare(fmt.Sprintf("%d connections, %d keys, closed", c.Clients, c.Keys), controlChecks, paired, sides(c.Clients, nil)...)
 	if err != nil {
 		return err
 	}
@@ -111,11 +137,11 @@ func (c Control) measure(r *run) error {
 			return err
 		}
 		what := fmt.Sprintf("%d connections, %d keys, %s", c.Clients, c.Keys, load)
-		if _, err := r.compare(what, controlChecks, timed, sides(c.Clients, arrivals)...); err != nil {
+		if _, err := r.compare(what, controlChecks, paired, sides(c.Clients, arrivals)...); err != nil {
 			return err
 		}
 	}
-	if _, err := r.compare(fmt.Sprintf("1 connection, %d keys, closed", c.Keys), controlChecks, timed, sides(1, nil)...); err != nil {
+	if _, err := r.compare(fmt.Sprintf("1 connection, %d keys, closed", c.Keys), controlChecks, paired, sides(1, nil)...); err != nil {
 		return err
 	}
 	if c.Against == "" && c.Python == "" {
@@ -162,8 +188,8 @@ func (c Control) berth(r *run) (*receiver, error) {
 	}
 	delete(o, "slot_bytes")
 	o["kv_shape"], o["kv_dtype"] = "4,2,256,1,64", "bfloat16"
-	_, _, err = r.agent("receiver", o)
-	return &receiver{name: "berth", addr: net.JoinHostPort("127.0.0.1", strconv.Itoa(port))}, err
+	kid, _, err := r.agent("receiver", o)
+	return &receiver{name: "berth", addr: net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), kids: []*child{kid}}, err
 }
 
 func (c Control) reference(r *run) (*receiver, error) {
@@ -172,84 +198,5 @@ func (c Control) reference(r *run) (*receiver, error) {
 		return nil, err
 	}
 	kid, err := r.python("lmcache-receiver", "control", "--init", strconv.Itoa(p[0]), "--alloc", strconv.Itoa(p[1]), "--slots", strconv.Itoa(controlSlots))
-	return &receiver{name: Lmcache, addr: net.JoinHostPort("127.0.0.1", strconv.Itoa(p[1])), paused: []*child{kid}}, err
-}
-
-// dial makes connections. They send no heartbeats: a stopped peer would miss them.
-func (x *receiver) dial(ctx context.Context, n int) error {
-	for i := range n {
-		conn, err := zmtp.DialDealer(ctx, x.addr, nil, zmtp.Options{Identity: fmt.Appendf(nil, "bench-to-%s#%d", x.addr, i), HeartbeatInterval: -1})
-		if err != nil {
-			return fmt.Errorf("%s at %s: %w", x.name, x.addr, err)
-		}
-		x.conns = append(x.conns, conn)
-	}
-	return nil
-}
-
-func (x *receiver) close() {
-	for _, c := range x.conns {
-		c.Close()
-	}
-}
-
-// pairs makes count pairs over so many connections.
-func (x *receiver) pairs(ctx context.Context, clients, keys, count int, arrivals []time.Duration) (timing, error) {
-	first := x.next
-	x.next += count
-	return drive(ctx, clients, count, arrivals, func(ctx context.Context, w, i int) (time.Time, error) {
-		return x.pair(ctx, x.conns[w], first+i, keys)
-	})
-}
-
-// answerTimeout bounds one answer of a receiver.
-const answerTimeout = 30 * time.Second
-
-func (x *receiver) pair(ctx context.Context, conn *zmtp.Conn, n, keys int) (answered time.Time, err error) {
-	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
-	defer cancel()
-	names := make([]string, keys)
-	for k := range names {
-		names[k] = fmt.Sprintf("m@1@0@%x@bfloat16", n<<12+k)
-	}
-	req := "b" + strconv.Itoa(n)
-	got, err := x.call(ctx, conn, &msg.AllocRequest{Keys: names, Fmt: kv.Format2LTD, Shape: controlShape, DType: "bfloat16",
-		LastChunkToks: chunkTokens, ReqID: req, TotalChunks: int64(keys)})
-	if err != nil {
-		return answered, err
-	}
-	answered = time.Now()
-	if len(got) != keys {
-		return answered, fmt.Errorf("%s answers a request of %d keys with %v", x.name, keys, got)
-	}
-	for _, slot := range got {
-		if slot < 0 {
-			return answered, fmt.Errorf("%s refuses a request of %d keys", x.name, keys)
-		}
-	}
-	_, err = x.call(ctx, conn, &msg.CancelNotif{ReqID: req, Keys: names})
-	return answered, err
-}
-
-func (x *receiver) call(ctx context.Context, conn *zmtp.Conn, m msg.Message) ([]int64, error) {
-	b, err := wire.Append(nil, m)
-	if err != nil {
-		return nil, err
-	}
-	if err := conn.SendWait(ctx, nil, b); err != nil {
-		return nil, fmt.Errorf("%s: %w", x.name, err)
-	}
-	frames, err := conn.Recv(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", x.name, err)
-	}
-	got, err := wire.Decode(frames[len(frames)-1])
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", x.name, err)
-	}
-	a, ok := got.(*msg.AllocResponse)
-	if !ok {
-		return nil, fmt.Errorf("%s answers with %T", x.name, got)
-	}
-	return a.RemoteIndexes, nil
+	return &receiver{name: Lmcache, addr: net.JoinHostPort("127.0.0.1", strconv.Itoa(p[1])), paused: []*child{kid}, kids: []*child{kid}}, err
 }

@@ -10,6 +10,7 @@
 // number is in flight, and what is reported is the service time: the row's name
 // says "closed".
 //
-// Goroutines: the generator's workers, which end with their turn; one reader of
-// each child; one thread that starts them.
+// Goroutines: the generator's workers, which end with their turn (the control
+// benchmark's generator, a swarm, has none); one reader of each child; one thread
+// that starts them.
 package bench
