@@ -234,7 +234,13 @@ func (r *run) ask(ctx context.Context, q request) {
 		time.AfterFunc(time.Duration(q.rng.IntN(50))*time.Millisecond, cancel)
 	}
 	begun := time.Now()
+	where := make(chan string, 1)
+	late := time.AfterFunc(askLimit-time.Second, func() { where <- r.atProxy(q.order.Req) })
 	got, err := r.post(ctx, q.order.Req, body)
+	if late.Stop() {
+		where <- ""
+	}
+	at := <-where
 	r.took(begun)
 	switch {
 	case err == nil && !slices.Equal(got, complete(prompt, tokens)):
@@ -245,7 +251,8 @@ func (r *run) ask(ctx context.Context, q request) {
 	case leaves && errors.Is(ctx.Err(), context.Canceled):
 		r.count("client", outcome{ending: "hung up"})
 	case errors.Is(ctx.Err(), context.DeadlineExceeded):
-		r.count("client", outcome{ending: "gave up"}) // the proxy's own bounds are longer
+		r.count("client", outcome{ending: "gave up"})
+		r.fault("a client of %q had no answer within %v; a second before, the proxy said of it: %s", q.order.Req, askLimit, at)
 	default:
 		r.count("client", outcome{ending: "error", reason: errorKind(err)})
 		if errors.Is(err, errWrongPrompt) {
@@ -253,6 +260,26 @@ func (r *run) ask(ctx context.Context, q request) {
 		}
 		pause(ctx, poll)
 	}
+}
+
+// atProxy says where in the proxy a client's request is.
+func (r *run) atProxy(id string) string {
+	_, body, err := r.fleet.get(context.Background(), r.fleet.front, httpPort, "/v1/status")
+	if err != nil {
+		return err.Error()
+	}
+	var s struct {
+		Requests []json.RawMessage `json:"requests"`
+	}
+	if err := json.Unmarshal([]byte(body), &s); err != nil {
+		return err.Error()
+	}
+	for _, q := range s.Requests {
+		if bytes.Contains(q, []byte(strconv.Quote(id))) {
+			return string(q)
+		}
+	}
+	return "nothing"
 }
 
 var errWrongPrompt = errors.New(wrongPrompt)

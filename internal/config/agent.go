@@ -147,7 +147,7 @@ var options = []option{
 	seconds("write_timeout_sec", "10", "sender: a write without progress for so long fails its request", func(a *Agent) *kv.Duration { return &a.WriteTimeout }),
 	seconds("surplus_grace_sec", "5", "receiver: how long after its last batch an LMCache request's surplus is kept", func(a *Agent) *kv.Duration { return &a.SurplusGrace }),
 	seconds("dial_timeout_sec", "5", "sender: bound of a connection attempt", func(a *Agent) *kv.Duration { return &a.DialTimeout }),
-	integer("max_waiting", "100000", "requests that may wait; more are refused as busy", 1, 10_000_000, func(a *Agent) *int64 { return &a.MaxWaiting }),
+	integer("max_waiting", "100000", "requests that may wait, of one sender while fewer do than three times the places left; more are refused as busy", 1, 10_000_000, func(a *Agent) *int64 { return &a.MaxWaiting }),
 	integer("admission_bypass_chunks", "0", "chunks that may overtake a waiting request; 0: one capacity", 0, 1<<40, func(a *Agent) *int64 { return &a.AdmissionBypass }),
 	integer("window_bytes", "268435456", "sender: bytes of unanswered commits to one receiver", 1, maxBytes, func(a *Agent) *int64 { return &a.Window }),
 }

@@ -64,6 +64,7 @@ func refusalIn(all []Action) fault.Code {
 }
 
 // TestLimits: at each limit all is well, one past it is a typed refusal (R11).
+// Of what is shared, one sender's or proxy's limit is its share.
 func TestLimits(t *testing.T) {
 	for name, c := range map[string]struct {
 		limit  int
@@ -71,7 +72,7 @@ func TestLimits(t *testing.T) {
 		one    func(r *rig, i int) []Action
 		code   fault.Code
 	}{
-		"waiting": {5, func(c *Config) { c.MaxWaiting = 5 }, func(r *rig, i int) []Action {
+		"waiting": {4, func(c *Config) { c.MaxWaiting = 5 }, func(r *rig, i int) []Action {
 			if i == 0 {
 				r.step(Received{1, &msg.Begin{Seq: 2, Begin: 1, ReqID: "all", Link: "tcp", TotalChunks: 4}})
 			}
@@ -80,7 +81,7 @@ func TestLimits(t *testing.T) {
 		"waits": {5, func(c *Config) { c.MaxWaiting = 5 }, func(r *rig, i int) []Action {
 			return r.step(Wait{Engine: 4, Call: kv.CallID(i + 1), ReqID: fmt.Sprint(i), Deadline: kv.Forever})
 		}, fault.Busy},
-		"watched names": {5 + 4, func(c *Config) { c.MaxWaiting = 5 }, func(r *rig, i int) []Action {
+		"watched names": {7, func(c *Config) { c.MaxWaiting = 5 }, func(r *rig, i int) []Action {
 			return r.step(Received{2, &msg.Watch{Seq: uint64(i + 2), ReqID: fmt.Sprint(i)}})
 		}, fault.Busy},
 		"questions about a name": {maxAsks, func(*Config) {}, func(r *rig, i int) []Action {

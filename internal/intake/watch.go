@@ -33,6 +33,20 @@ type ask struct {
 // maxWatches is how many names all proxies may watch.
 func (c *Core) maxWatches() int { return c.cfg.MaxWaiting + c.cfg.Capacity }
 
+// noWatch says why a proxy may not watch another name, nil if it may. R11, and a
+// share for each, as of max_waiting (reserve.Ledger.Request): one proxy keeps no
+// other from watching.
+func (c *Core) noWatch(p *peer) *fault.Error {
+	left := c.maxWatches() - c.watches
+	switch {
+	case left < 1:
+		return busy("%d names are watched, at most %d may be", c.watches, c.maxWatches())
+	case p.watches.n >= 3*left:
+		return busy("%d names are watched by this proxy, at most three times the %d places left of %d may be", p.watches.n, left, c.maxWatches())
+	}
+	return nil
+}
+
 // maxAsks bounds what one proxy may ask about one name at a time.
 const maxAsks = 16
 
@@ -69,7 +83,7 @@ func (c *Core) watchName(cn *conn, p *peer, m *msg.Watch) {
 		d = c.cfg.RequestTimeout
 	}
 	n := c.nameOf(m.ReqID)
-	if v, ok := n.outcome(); ok && n.watchOf(p) == nil && c.watches >= c.maxWatches() { // a repeat, maybe: R9
+	if v, ok := n.outcome(); ok && n.watchOf(p) == nil && c.noWatch(p) != nil { // a repeat, maybe: R9
 		c.send(cn.id, &msg.Ended{Re: m.Seq, ReqID: n.id, Ending: v.ending, Reason: v.reason, Text: v.text})
 		return
 	}
@@ -140,9 +154,11 @@ func (c *Core) ask(cn *conn, p *peer, n *name, seq uint64, d kv.Duration) *watch
 			}
 		}
 	}
-	if w == nil && c.watches >= c.maxWatches() { // R11
-		c.refuse(cn.id, seq, busy("%d names are watched, at most %d may be", c.watches, c.maxWatches()))
-		return nil
+	if w == nil {
+		if err := c.noWatch(p); err != nil {
+			c.refuse(cn.id, seq, err)
+			return nil
+		}
 	}
 	if w != nil && len(w.asks) >= maxAsks {
 		c.refuse(cn.id, seq, busy("%d questions about one name are open, at most %d may be", len(w.asks), maxAsks))

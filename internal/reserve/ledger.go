@@ -56,7 +56,7 @@ type Sender uint32
 type Config struct {
 	Capacity   int64 // slots of the pool, 1 to kv.MaxSlots
 	Bypass     int64 // admission_bypass_chunks, ≥ 0; 0 is strictly in order
-	MaxWaiting int   // max_waiting, ≥ 0: requests that may wait
+	MaxWaiting int   // max_waiting, ≥ 0: requests that may wait; see Request for one sender's share
 }
 
 // Ledger is the state. Check verifies these invariants; 1 holds only when the
@@ -145,8 +145,13 @@ func New(c Config) *Ledger {
 //     until Return;
 //   - (false, nil): it waits, until Next yields it or Remove takes it away;
 //   - (false, err): refused, nothing is left behind: too_large (need above
-//     capacity) or busy (max_waiting wait already). The text names both
-//     numbers.
+//     capacity) or busy (max_waiting wait already, or it would be above its
+//     sender's share). The text names both numbers.
+//
+// A sender's share: another request of it may wait while fewer than three times
+// the places left do. So a sender alone has three quarters of max_waiting, k that
+// ask for all there is leave about one place in 1+3k, and one of whom nothing waits
+// finds a place as long as there are any.
 //
 // A need of 0 is admitted at once. A negative need panics.
 func (l *Ledger) Request(id uint64, s Sender, need int64) (admitted bool, err *fault.Error) {
@@ -165,9 +170,14 @@ func (l *Ledger) Request(id uint64, s Sender, need int64) (admitted bool, err *f
 		l.admit(i)
 		return true, nil
 	}
-	if l.waiting > l.cfg.MaxWaiting {
+	others, left := l.lines[l.infos[i].line].count-1, l.cfg.MaxWaiting-(l.waiting-1)
+	switch {
+	case left < 1:
 		l.drop(i)
 		return false, fault.New(fault.Busy, "%d requests wait, max_waiting is %d", l.waiting, l.cfg.MaxWaiting)
+	case others >= 3*left:
+		l.drop(i)
+		return false, fault.New(fault.Busy, "%d requests of this sender wait, at most three times the %d places left of max_waiting %d may", others, left, l.cfg.MaxWaiting)
 	}
 	return false, nil
 }

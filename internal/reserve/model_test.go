@@ -122,7 +122,13 @@ func (m *model) request(id uint64, s Sender, need int64, arrival int) (admitted 
 		m.admit(r)
 		return true, false
 	}
-	if len(m.waiting) > m.cfg.MaxWaiting {
+	mine := 0
+	for _, o := range m.waiting {
+		if o.sender == s && o != r {
+			mine++
+		}
+	}
+	if left := m.cfg.MaxWaiting - len(m.waiting) + 1; left < 1 || mine >= 3*left {
 		m.remove(r)
 		return false, true
 	}

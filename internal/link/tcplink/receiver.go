@@ -20,6 +20,9 @@ import (
 const (
 	// DefaultMaxConnections is how many data connections an owner may have.
 	DefaultMaxConnections = 16
+	// DefaultMaxTotal is how many all owners may have together before an owner
+	// that has one gets no other.
+	DefaultMaxTotal = 4096
 	// DefaultLostGrace is how long an owner may be without a data connection
 	// before it is reported as lost: enough to dial again.
 	DefaultLostGrace = 2 * time.Second
@@ -39,7 +42,12 @@ type ReceiverConfig struct {
 	Permit         func(netip.Addr) bool
 	Checksum       bool // compute Landing.Sum
 	MaxConnections int  // of one owner
-	LostGrace      time.Duration
+	// MaxTotal is how many connections all owners together may have beyond the
+	// first of each. An owner's first is never refused for want of room, so that
+	// many owners with many cannot keep a newcomer out; how many owners there are
+	// is the caller's to limit.
+	MaxTotal  int
+	LostGrace time.Duration
 }
 
 // Receiver implements link.Receiver.
@@ -56,6 +64,7 @@ type Receiver struct {
 	mu     sync.Mutex
 	closed bool
 	owners map[kv.Incarnation]*owner
+	total  int // connections of all owners
 }
 
 // owner is a sender that may connect. Its fields are guarded by Receiver.mu.
@@ -71,6 +80,9 @@ type owner struct {
 func NewReceiver(cfg ReceiverConfig, ev link.ReceiverEvents) (*Receiver, error) {
 	if cfg.MaxConnections == 0 {
 		cfg.MaxConnections = DefaultMaxConnections
+	}
+	if cfg.MaxTotal == 0 {
+		cfg.MaxTotal = DefaultMaxTotal
 	}
 	if cfg.LostGrace == 0 {
 		cfg.LostGrace = DefaultLostGrace
@@ -126,6 +138,7 @@ func (r *Receiver) Disallow(id kv.Incarnation) {
 	defer r.mu.Unlock()
 	if o := r.owners[id]; o != nil {
 		delete(r.owners, id)
+		r.total -= len(o.conns)
 		for c := range o.conns {
 			c.nc.Close()
 		}
@@ -218,10 +231,11 @@ func (r *Receiver) register(h hello, c *reader) status {
 	switch {
 	case o == nil || !same || r.closed:
 		return statusRefused
-	case len(o.conns) >= r.cfg.MaxConnections:
+	case len(o.conns) >= r.cfg.MaxConnections, len(o.conns) > 0 && r.total >= r.cfg.MaxTotal:
 		return statusTooMany
 	}
 	o.conns[c] = struct{}{}
+	r.total++
 	o.epoch++
 	return statusOK
 }
@@ -239,6 +253,7 @@ func (r *Receiver) unregister(c *reader, err error) {
 		return // of a time before the owner was disallowed and allowed again
 	}
 	delete(o.conns, c)
+	r.total--
 	if len(o.conns) == 0 && !o.watching && !r.closed {
 		o.watching = true
 		r.wg.Add(1)

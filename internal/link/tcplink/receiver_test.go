@@ -287,6 +287,32 @@ func TestConnectionsOfOneOwner(t *testing.T) {
 	}
 }
 
+// At the limit of all owners' connections nobody gets a second one, and everybody
+// a first; what ends makes room.
+func TestConnectionsOfAllOwners(t *testing.T) {
+	s := newStand(t, func(c *ReceiverConfig) { c.MaxTotal = 3 })
+	other := kv.Incarnation{8}
+	s.recv.Allow(other, secret)
+	last := s.connect()
+	s.connect()
+	s.connect()
+	for _, step := range []struct {
+		owner kv.Incarnation
+		want  status
+	}{{owner1, statusTooMany}, {other, statusOK}, {other, statusTooMany}} {
+		if st := s.dial().hello(hello{self, step.owner, secret}); st != step.want {
+			t.Errorf("another connection of %s: %v, want %v", step.owner.Short(), st, step.want)
+		}
+	}
+	last.Close()
+	s.recv.Disallow(other)
+	for st := statusTooMany; st != statusOK; { // as soon as the end is noticed
+		if st = s.dial().hello(hello{self, owner1, secret}); st != statusOK && st != statusTooMany {
+			t.Fatal(st)
+		}
+	}
+}
+
 // An owner without a connection is lost, but not while it dials again.
 func TestLostAfterGrace(t *testing.T) {
 	s := newStand(t, nil)

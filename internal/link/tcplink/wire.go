@@ -46,7 +46,8 @@ const (
 	// statusRefused: the owner is not allowed here, or the secret is wrong;
 	// which of the two is not told.
 	statusRefused
-	// statusTooMany: the owner has all the connections it may have.
+	// statusTooMany: the owner has all the connections it may have, or it has one
+	// and there is no room for more.
 	statusTooMany
 )
 
