@@ -15,9 +15,10 @@ type Instant int64
 // Never is later than every other Instant: "no deadline", "no wake-up".
 const Never Instant = math.MaxInt64
 
-// Add returns the instant d later; Never and Forever absorb.
+// Add returns the instant d later, or earlier if d is negative; Never and Forever
+// absorb.
 func (t Instant) Add(d Duration) Instant {
-	if t == Never || d == Forever || int64(t) > math.MaxInt64-int64(d) {
+	if t == Never || d == Forever || d > 0 && int64(t) > math.MaxInt64-int64(d) {
 		return Never
 	}
 	return t + Instant(d)

@@ -278,12 +278,23 @@ func (c *Core) answerDue(now kv.Instant, r *request) {
 	case r.legacy.on:
 		c.legacyDue(now, r)
 	case r.state == ending:
-		c.violation(r.peer, r.id, "Cancel was not answered")
-		c.end(now, r, endingOf(fault.PeerLost, "Cancel was not answered"))
+		c.end(now, r, endingOf(fault.PeerLost, c.unanswered(now, r, "Cancel")))
 	case r.awaitsComplete():
-		c.violation(r.peer, r.id, "Commit was not answered")
+		c.unanswered(now, r, "Commit")
 		r.overdue = true
 	}
+}
+
+// unanswered says that a message was not answered within our patience. That is
+// the receiver's fault only if it has answered what was asked later; else the
+// connection was silent, or our clock has jumped.
+func (c *Core) unanswered(now kv.Instant, r *request, what string) string {
+	if !r.peer.sess.Proved(now.Add(-c.cfg.ConnectTimeout)) {
+		return what + " was not answered, nor what was asked later"
+	}
+	text := what + " was not answered"
+	c.violation(r.peer, r.id, text)
+	return text
 }
 
 // patience is how long an answer is awaited that is given at once.

@@ -47,7 +47,7 @@ func (s *Session[T]) Encode(b []byte, now kv.Instant, ref func([]byte, T) []byte
 		return b
 	}
 	b = append(b, s.peer[:]...)
-	u(s.opener)
+	u(s.opener, flag(s.Proved(s.upAt)))
 	l := &s.lease
 	u(uint64(l.length), uint64(l.n), uint64(s.reply.Capacity), uint64(len(s.reply.Links)))
 	for _, o := range s.reply.Links {

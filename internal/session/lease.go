@@ -61,6 +61,13 @@ func (s *Session[T]) MayWrite(now kv.Instant) bool {
 	return s.opened && now < s.lease.stopAt()
 }
 
+// Proved reports whether a heartbeat sent after that time, over the connection
+// that is up now, was answered: so what was asked before it has arrived, and an
+// answer that is given at once would have come.
+func (s *Session[T]) Proved(since kv.Instant) bool {
+	return s.state == up && s.lease.proof > max(since, s.upAt)
+}
+
 // Lease is the lease that the receiver gave, 0 without a session.
 func (s *Session[T]) Lease() kv.Duration { return s.lease.length }
 
