@@ -48,6 +48,13 @@ operator. The prefillers' and decoders' ports are the engines' HTTP ports; the d
 	policy := f.String("on-transfer-failure", string(proxy.Recompute), "recompute: the decode engine computes the prompt; error: the client gets one")
 	inFlight := f.Int("max-in-flight", 0, "requests at one time; more are refused with 503 (default 4096)")
 	showNodes := f.Bool("show-nodes", false, "tell clients in X-Berth-Prefill and X-Berth-Decode which engines their request went to")
+	var t proxy.Timeouts
+	f.DurationVar(&t.Watch, "watch-timeout", 0, "until a decoder's agents have taken the watch of a transfer (default 5s); one that has not is passed over until it answers")
+	f.DurationVar(&t.Prefill, "prefill-timeout", 0, "the prefill engine's answer, its queue included (default 5m)")
+	f.DurationVar(&t.Transfer, "transfer-timeout", 0, "from the first token until the KV is at the decoder, the wait for room included (default 1m); then --on-transfer-failure")
+	f.DurationVar(&t.DecodeStart, "decode-start-timeout", 0, "until the decode engine's first event (default 2m)")
+	f.DurationVar(&t.DecodeIdle, "decode-idle-timeout", 0, "between two events of the decode engine (default 1m)")
+	f.DurationVar(&t.Request, "request-timeout", 0, "all of a request (default 1h)")
 	level := f.String("log-level", "info", "debug, info, warn or error")
 	announce := f.Bool("announce", false, "print one JSON line with the addresses once everything is served")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -60,12 +67,18 @@ operator. The prefillers' and decoders' ports are the engines' HTTP ports; the d
 				return usageError{fmt.Errorf("--%s is %d; it must be 0 to 65535", flag, v)}
 			}
 		}
+		for flag, d := range map[string]time.Duration{"watch-timeout": t.Watch, "prefill-timeout": t.Prefill, "transfer-timeout": t.Transfer,
+			"decode-start-timeout": t.DecodeStart, "decode-idle-timeout": t.DecodeIdle, "request-timeout": t.Request} {
+			if d < 0 {
+				return usageError{fmt.Errorf("--%s is %v; it must be above 0", flag, d)}
+			}
+		}
 		log := newLogger(os.Stderr, *level).With("node", "proxy")
 		p, err := berth.StartProxy(cmd.Context(), berth.ProxyConfig{
 			Addr:       net.JoinHostPort(*host, strconv.Itoa(*port)),
 			NotifyAddr: net.JoinHostPort(*notifyHost, strconv.Itoa(*notifyPort)),
 			HTTPAddr:   *httpAddr, PeerAllow: *peerAllow, DialTimeout: 5 * time.Second,
-			Nodes: proxy.Config{Prefillers: pre, Decoders: dec, Policy: proxy.Policy(*policy), MaxInFlight: *inFlight, ShowNodes: *showNodes},
+			Nodes: proxy.Config{Prefillers: pre, Decoders: dec, Policy: proxy.Policy(*policy), MaxInFlight: *inFlight, ShowNodes: *showNodes, Timeouts: t},
 		}, log)
 		if err != nil {
 			return err

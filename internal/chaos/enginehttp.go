@@ -21,6 +21,7 @@ const (
 	contextLen   = 4096
 	maxBody      = 1 << 20
 	httpDeadline = 8 * time.Second  // of a transfer that the proxy asked for
+	claimWait    = 2 * lease        // for one that is ready, as the proxy says
 	httpHang     = 60 * time.Second // after which one that has no ending is a fault
 )
 
@@ -155,7 +156,7 @@ func (e *engine) decode(ctx context.Context, w http.ResponseWriter, b httpBody) 
 		ctx, cancel := context.WithTimeout(ctx, httpHang)
 		defer cancel()
 		o := e.httpOrder("receive", spec.ReqID)
-		o.Attempt = 0
+		o.Attempt, o.Deadline = 0, claimWait
 		want := promptSums(b.Prompt[:len(b.Prompt)-1])
 		r := e.receive(ctx, o, func(tags []tag) error {
 			for i, t := range tags {

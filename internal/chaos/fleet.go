@@ -113,7 +113,8 @@ func newFleet(dir, berthBinary string, n network, p plant, lines func(string, []
 			"--decoder-host", strings.Join(dec, ","), "--decoder-port", strconv.Itoa(webPort), "--num-decoders", strconv.Itoa(len(dec)),
 			"--decoder-init-port", strconv.Itoa(initPort), "--decoder-alloc-port", strconv.Itoa(allocPort),
 			"--proxy-host", f.front.bind, "--proxy-port", strconv.Itoa(notifyPort), "--peer-allow", "10.88.0.0/24,127.0.0.0/8",
-			"--http-addr", net.JoinHostPort(f.front.loop, strconv.Itoa(httpPort)), "--announce")
+			"--http-addr", net.JoinHostPort(f.front.loop, strconv.Itoa(httpPort)), "--watch-timeout", (2 * lease).String(),
+			"--transfer-timeout", deadline.String(), "--announce")
 	}}
 	return f, nil
 }

@@ -46,6 +46,9 @@ func TestMain(m *testing.M) {
 	if flags := os.Getenv("E2E_AGENT"); flags != "" {
 		os.Exit(agentMain(flags))
 	}
+	if flags := os.Getenv("E2E_PROXY"); flags != "" {
+		os.Exit(proxyMain(flags))
+	}
 	if socket := os.Getenv("E2E_ENGINE"); socket != "" {
 		os.Exit(engineMain(socket))
 	}

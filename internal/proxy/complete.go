@@ -36,6 +36,8 @@ func (p *Proxy) complete(w http.ResponseWriter, r *http.Request, kind openai.Kin
 	defer context.AfterFunc(p.base, func() { abort(errShuttingDown) })()
 
 	x := &exchange{p: p, ctx: ctx, header: forEngine(r.Header, id), reply: newReply(w, p.cfg.Timeouts.Write), entry: entry, begun: begun}
+	x.body = p.bodies.open(x.reply.ctl.SetReadDeadline)
+	defer x.body.close()
 	p.settle(x, func() *failure {
 		body, f := x.read(r)
 		if f != nil {
@@ -97,9 +99,12 @@ func (x *exchange) read(r *http.Request) ([]byte, *failure) {
 	if err := x.reply.ctl.SetReadDeadline(time.Now().Add(x.p.cfg.Timeouts.Body)); err != nil && !errors.Is(err, http.ErrNotSupported) {
 		return nil, x.gone(StepRead, err)
 	}
-	body, err := io.ReadAll(http.MaxBytesReader(x.reply.w, r.Body, limit))
+	body, err := io.ReadAll(counted{x.body, http.MaxBytesReader(x.reply.w, r.Body, limit)})
 	var tooLarge *http.MaxBytesError
 	switch {
+	case x.body.read():
+		return nil, &failure{step: StepRead, outcome: Refused, retry: "1",
+			api: unavailable("the bodies of the requests in flight have %d bytes, which is the limit, and this one is being read for the longest time", x.p.cfg.MaxBodies)}
 	case errors.As(err, &tooLarge):
 		return nil, bad(http.StatusRequestEntityTooLarge, fault.TooLarge, "the body has more than %d bytes", limit)
 	case errors.Is(err, os.ErrDeadlineExceeded):

@@ -42,7 +42,7 @@ type Decoder struct {
 type Timeouts struct {
 	Body        time.Duration // reading the client's body (30 s)
 	Tokenize    time.Duration // POST /tokenize, and GET /v1/models (10 s)
-	Watch       time.Duration // until every receiver has the watch (10 s)
+	Watch       time.Duration // until every receiver has the watch (5 s)
 	Prefill     time.Duration // the prefill engine's answer, its queue included (300 s)
 	Transfer    time.Duration // from the first token until every rank is ready (60 s)
 	DecodeStart time.Duration // until the decode engine's first event (120 s)
@@ -62,6 +62,7 @@ type Config struct {
 	MaxInFlight int            // requests at one time; more are refused with 503 (4096)
 	MaxConns    int            // client connections at one time; more are closed (16,384)
 	MaxBody     int64          // bytes of a request (16 MiB)
+	MaxBodies   int64          // bytes of the bodies of all requests in flight; for more, the one read longest is refused with 503 (512 MiB)
 	MaxAnswer   int64          // bytes of an engine's answer that is not streamed (64 MiB)
 	MaxEvent    int            // bytes of one streamed event (1 MiB)
 	ShowNodes   bool           // tell clients the engines' addresses, in headers (no)
@@ -74,12 +75,13 @@ var defaults = Config{
 	MaxInFlight: 4096,
 	MaxConns:    16_384,
 	MaxBody:     16 << 20,
+	MaxBodies:   512 << 20,
 	MaxAnswer:   64 << 20,
 	MaxEvent:    1 << 20,
 	Timeouts: Timeouts{
 		Body:        30 * time.Second,
 		Tokenize:    10 * time.Second,
-		Watch:       10 * time.Second,
+		Watch:       5 * time.Second,
 		Prefill:     300 * time.Second,
 		Transfer:    60 * time.Second,
 		DecodeStart: 120 * time.Second,
@@ -131,7 +133,7 @@ func (c Config) validate() error {
 		bad("no incarnation is given")
 	}
 	for name, n := range map[string]int64{"MaxInFlight": int64(c.MaxInFlight), "MaxConns": int64(c.MaxConns),
-		"MaxBody": c.MaxBody, "MaxAnswer": c.MaxAnswer, "MaxEvent": int64(c.MaxEvent)} {
+		"MaxBody": c.MaxBody, "MaxBodies": c.MaxBodies, "MaxAnswer": c.MaxAnswer, "MaxEvent": int64(c.MaxEvent)} {
 		if n < 0 {
 			bad("%s is %d; it must be at least 1", name, n)
 		}

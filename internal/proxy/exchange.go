@@ -19,6 +19,7 @@ type exchange struct {
 	reply  *reply
 	entry  *entry // what the status shows
 	begun  time.Time
+	body   *body
 }
 
 // run answers the request or says why not. Until a byte is out, a decode engine

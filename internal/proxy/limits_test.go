@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -340,5 +341,82 @@ func TestPanic(t *testing.T) {
 	s := f.settled()
 	if s.Requests[Internal] != 1 || s.Failures[Failure{StepWatch, "internal"}] != 1 || s.Nodes[0].InFlight != 0 || s.Nodes[1].InFlight != 0 {
 		t.Errorf("%+v", s)
+	}
+}
+
+// TestSlowBodies: a client that withholds the end of a large body keeps no other
+// out: its own goes.
+func TestSlowBodies(t *testing.T) {
+	f := newFleet(t, 1, 1, true, func(c *Config) { c.MaxBodies = 300 })
+	slow, err := net.Dial("tcp", f.srv.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer slow.Close()
+	slow.SetDeadline(time.Now().Add(patience))
+	fmt.Fprintf(slow, "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 260\r\n\r\n{%s", strings.Repeat(" ", 250))
+	counted := func() bool {
+		f.proxy.bodies.mu.Lock()
+		defer f.proxy.bodies.mu.Unlock()
+		return f.proxy.bodies.held == 251
+	}
+	for ctx := soon(t); !counted(); {
+		if ctx.Err() != nil {
+			t.Fatal("the slow body is not read")
+		}
+		runtime.Gosched()
+	}
+	if status, _, answer := f.post("/v1/completions", fmt.Sprintf(`{"prompt":"hello"%s}`, strings.Repeat(" ", 182))); status != 200 {
+		t.Errorf("%d %s", status, answer)
+	}
+	resp, err := http.ReadResponse(bufio.NewReader(slow), nil)
+	if err != nil || resp.StatusCode != 503 {
+		t.Errorf("the slow one: %v %v", resp, err)
+	}
+	f.settled()
+	if b := f.proxy.bodies; b.held != 0 || len(b.reading) != 0 {
+		t.Errorf("%d bytes of bodies are counted, %d are being read when nothing is in flight", b.held, len(b.reading))
+	}
+}
+
+// TestTooManyBodies: when the bodies of the requests in flight are as large as they
+// may be, one more gets 503; what has ended makes room.
+func TestTooManyBodies(t *testing.T) {
+	f := newFleet(t, 1, 1, true, func(c *Config) { c.MaxBodies = 300 })
+	stuck, release := newGauge(), make(chan struct{})
+	f.decodes[0].setHook(func(_ http.ResponseWriter, r *http.Request, _ gjson.Result) bool {
+		stuck.add(1)
+		select {
+		case <-release:
+		case <-r.Context().Done():
+		}
+		return false
+	})
+	body := fmt.Sprintf(`{"prompt":"hello"%s}`, strings.Repeat(" ", 182)) // 200 bytes
+	first := make(chan int, 1)
+	go func() {
+		status, _, _, _ := ask(soon(t), f.http, f.srv.URL+"/v1/completions", body)
+		first <- status
+	}()
+	if err := stuck.until(soon(t), 1); err != nil {
+		t.Fatal(err)
+	}
+	status, h, answer := f.post("/v1/completions", body)
+	if status != 503 || h.Get("Retry-After") != "1" || !strings.Contains(answer, "have 300 bytes, which is the limit") {
+		t.Errorf("%d %v %s", status, h, answer)
+	}
+	if status, _, answer := f.post("/v1/completions", `{"prompt":7}`); status != 400 { // there is room for a small one
+		t.Errorf("%d %s", status, answer)
+	}
+	close(release)
+	if s := <-first; s != 200 {
+		t.Errorf("status %d", s)
+	}
+	if status, _, answer := f.post("/v1/completions", body); status != 200 {
+		t.Errorf("after the end of the other: %d %s", status, answer)
+	}
+	f.settled()
+	if b := f.proxy.bodies; b.held != 0 || len(b.reading) != 0 {
+		t.Errorf("%d bytes of bodies are counted, %d are being read when nothing is in flight", b.held, len(b.reading))
 	}
 }

@@ -22,6 +22,7 @@ type Proxy struct {
 	log        *limitedLog
 	models     *modelCache
 	probes     *probes
+	bodies     *bodies
 
 	attempts atomic.Uint64 // req_ids given out
 	closing  atomic.Bool
@@ -46,6 +47,7 @@ func New(cfg Config, w Watcher) (*Proxy, error) {
 		stats:      newCounters(),
 		log:        newLimitedLog(cfg.Log),
 		models:     &modelCache{},
+		bodies:     &bodies{max: cfg.MaxBodies},
 	}
 	p.base, p.stop = context.WithCancelCause(context.Background())
 	p.probes = &probes{p: p}

@@ -92,7 +92,7 @@ func (c *Core) Encode(b []byte, now kv.Instant) []byte {
 	times(max(c.heldTill, now), c.wakeAt, c.stepped)
 	for _, p := range c.sortedPeers() {
 		ints(uint64(p.id), uint64(p.addr.AllocPort), p.proof, uint64(len(p.cancels)))
-		b = session.AppendString(b, p.addr.Host)
+		b = session.AppendString(session.AppendString(b, p.addr.Host), p.down)
 		for _, m := range p.cancels {
 			b = session.AppendString(session.AppendString(b, m.ReqID), string(m.Reason))
 		}

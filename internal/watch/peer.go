@@ -19,6 +19,7 @@ type peer struct {
 	ranks []*rank // of every watch that is kept, oldest first
 	proof uint64  // the heartbeat whose answer is awaited, 0: none
 	lease kv.Duration
+	down  string     // why it is known not to answer, "" when it does: new watches there fail at once
 	at    kv.Instant // its session's next time
 	pos   int        // in Core.alarms
 	// cancels are names to be cancelled once the session is open.
@@ -87,9 +88,10 @@ func (p *peer) when() kv.Instant    { return p.at }
 func (p *peer) before(o *peer) bool { return p.at < o.at || p.at == o.at && p.id < o.id }
 func (p *peer) index() *int         { return &p.pos }
 
-// settleWant keeps a session while something is watched there.
+// settleWant keeps a session while something is watched there, and tries to get
+// one back with a receiver that is down.
 func (c *Core) settleWant(now kv.Instant, p *peer) {
-	p.sess.Want(now, len(p.ranks)+len(p.cancels) > 0)
+	p.sess.Want(now, len(p.ranks)+len(p.cancels) > 0 || p.down != "")
 	c.flush(p)
 }
 
@@ -186,17 +188,29 @@ func (c *Core) notice(now kv.Instant, p *peer, n session.Notice[call]) {
 		c.flush(p)
 		return
 	case session.Proved:
+		p.down = ""
 		c.proved(p, n.Seq)
-	case session.Closed, session.Resumed:
+	case session.Closed:
+		p.unprove()
+	case session.Resumed:
+		p.down = ""
 		p.unprove()
 	case session.Up: // what an earlier session watched is gone with it
+		p.down = ""
 		p.unprove()
 		c.lose(p, false, fault.PeerLost, "the receiver opened another session")
-	case session.Lost, session.Refused:
+	case session.Lost:
+		p.down = n.Text
+		p.unprove()
+		p.cancels = nil
+		c.lose(p, true, n.Code, n.Text)
+	case session.Refused:
+		p.down = ""
 		p.unprove()
 		p.cancels = nil
 		c.lose(p, true, n.Code, n.Text)
 	case session.Legacy:
+		p.down = ""
 		p.unprove()
 		p.cancels = nil
 		for _, r := range slices.Clone(p.ranks) {

@@ -81,6 +81,10 @@ func (c *Core) watch(now kv.Instant, ev Watch) {
 				Text: fmt.Sprintf("%d receivers are known; the limit is %d", len(c.peers), c.cfg.MaxPeers)})
 			return
 		}
+		if p.down != "" {
+			c.result(w, Result{Ending: msg.EndFailed, Reason: fault.PeerLost, Rank: i, Text: fmt.Sprintf("%s does not answer: %s", p.addr, p.down)})
+			return
+		}
 		r := &rank{w: w, n: i, p: p}
 		w.ranks = append(w.ranks, r)
 		p.ranks = append(p.ranks, r)
@@ -201,6 +205,9 @@ func (c *Core) cancel(now kv.Instant, ev Cancel) {
 	if w == nil {
 		return
 	}
+	if ev.Reason == fault.Deadline && !w.accepted && !w.told {
+		w.blame()
+	}
 	c.tell(w)
 	if ev.Reason == "" {
 		ev.Reason = fault.Cancelled
@@ -209,6 +216,16 @@ func (c *Core) cancel(now kv.Instant, ev Cancel) {
 		c.cancelRanks(w, ev.Reason, ev.Text)
 	}
 	c.forget(now, w)
+}
+
+// blame notes which receivers did not take a watch in the caller's time: one
+// that waited is enough, the next ones need not until such a receiver answers.
+func (w *watched) blame() {
+	for _, r := range w.ranks {
+		if r.state < rankWatching && r.p.down == "" {
+			r.p.down = "it did not take a watch in time"
+		}
+	}
 }
 
 // cancelRanks tells every receiver that may know the name. A deadline is told
