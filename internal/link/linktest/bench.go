@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/berthkv/berth/internal/arena"
 	"github.com/berthkv/berth/internal/fault"
 	"github.com/berthkv/berth/internal/kv"
@@ -33,8 +35,8 @@ const (
 type Raw func(b *testing.B, dst, src [][]byte) (run func(n int))
 
 // Bench measures a link and beside it, with the same memory, what is best. The
-// figure "of-best" comes from short runs of the two in turn, so that what else
-// the machine does meanwhile weighs on both.
+// figures "of-best" (rate) and "cpu-of-best" are medians of short runs of the two
+// in turn, so that what else the machine does meanwhile weighs on both.
 func Bench(b *testing.B, name string, newHarness func() *Harness, best string, raw Raw) {
 	for _, size := range benchSizes {
 		// One alone makes no batches: what it allocates does not depend on timing.
@@ -53,20 +55,35 @@ func Bench(b *testing.B, name string, newHarness func() *Harness, best string, r
 			ours, theirs := benchLink(b, newHarness(), rpool, spool, benchInflight), raw(b, slotsOf(rpool), slotsOf(spool))
 			theirs(rpool.Slots())
 			n := rpool.Slots() / 4
-			var ratios []float64
+			var rates, cpu []float64
 			b.ResetTimer()
 			for range b.N {
-				start := time.Now()
+				start, spent := time.Now(), cpuTime(b)
 				ours(n)
-				middle := time.Now()
+				middle, then := time.Now(), cpuTime(b)
 				theirs(n)
-				ratios = append(ratios, float64(time.Since(middle))/float64(middle.Sub(start)))
+				rates = append(rates, float64(time.Since(middle))/float64(middle.Sub(start)))
+				cpu = append(cpu, float64(then-spent)/float64(cpuTime(b)-then))
 			}
 			b.StopTimer()
-			slices.Sort(ratios)
-			b.ReportMetric(ratios[len(ratios)/2], "of-best")
+			b.ReportMetric(median(rates), "of-best")
+			b.ReportMetric(median(cpu), "cpu-of-best")
 		})
 	}
+}
+
+func median(v []float64) float64 {
+	slices.Sort(v)
+	return v[len(v)/2]
+}
+
+// cpuTime is what this process has spent.
+func cpuTime(b *testing.B) time.Duration {
+	var u unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
+		b.Fatal(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
 func measure(b *testing.B, bytes int64, run func(n int)) {

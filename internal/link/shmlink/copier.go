@@ -74,6 +74,9 @@ func (c *copier) run() {
 		if len(c.landed) > 0 {
 			c.r.ev.Landed(c.landed)
 			c.landed = nil // the callee's
+			// Whoever was told starts more copies: now, on this processor, rather
+			// than when the copiers have run dry and one of them must be woken.
+			runtime.Gosched()
 		}
 	}
 }
