@@ -2,6 +2,7 @@ package reserve
 
 import (
 	"fmt"
+	"math"
 	"math/rand"
 	"strings"
 	"testing"
@@ -293,5 +294,49 @@ func TestBeyondReach(t *testing.T) {
 	l.SetBlocked(0, 0)
 	if id, ok := l.Next(); !ok || id != 2 {
 		t.Errorf("Next() = %d, %v", id, ok)
+	}
+}
+
+// TestGrowth counts the steps that an operation may take. Each walks one path
+// between a node and its root, or the edges of the subtrees below it, and looks
+// at one chain of a table: so many steps as trees are deep and chains long. With a
+// thousand times as many waiting, a path is a few nodes longer.
+func TestGrowth(t *testing.T) {
+	const senders = 16
+	for _, n := range []int{1_000, 10_000, 100_000, 1_000_000} {
+		if n > 100_000 && (raced || testing.Short()) {
+			continue
+		}
+		l, needs := waitingLedger(n, senders, true)
+		rng := rand.New(rand.NewSource(2))
+		for range min(n, 100_000) { // the trees are not those that insertion at the end leaves
+			id := uint64(rng.Intn(n))
+			l.Remove(id)
+			l.Request(id, Sender(id%senders), needs[id])
+		}
+		depths, deepest, chain := 0, 0, 0
+		var walk func(i int32, depth int)
+		walk = func(i int32, depth int) {
+			if i != 0 {
+				depths, deepest = depths+depth, max(deepest, depth)
+				walk(l.reqs.nodes[i].left, depth+1)
+				walk(l.reqs.nodes[i].right, depth+1)
+			}
+		}
+		for ln := l.turns.seq.head; ln != 0; ln = l.turns.next(ln) {
+			walk(l.lines[ln].queue.root, 1)
+		}
+		for _, i := range l.ids.heads {
+			length := 0
+			for ; i != 0; i = l.ids.links[i].next {
+				length++
+			}
+			chain = max(chain, length)
+		}
+		mean, log := float64(depths)/float64(n), math.Log2(float64(n))
+		t.Logf("%d wait: nodes from a request to its root %.1f, at most %d (log2: %.1f); the longest chain has %d", n, mean, deepest, log, chain)
+		if mean > 1.5*log || float64(deepest) > 3*log || float64(chain) > 3*log {
+			t.Errorf("%d wait: mean depth %.1f, at most %d, chains of up to %d; log2 is %.1f", n, mean, deepest, chain, log)
+		}
 	}
 }
