@@ -57,6 +57,7 @@ var attacks = []attack{
 	{"another's identity, incarnation and session", 64 * fullConn, identities},
 	{"a whole recorded session, again and again", 64 * fullConn, replays},
 	{"frames for slots that are another's, old, outside or half", 64 * fullConn, dataFrames},
+	{"memory that changes while it is copied, and descriptors that are none, over shm", 64*fullConn + kv.MaxEndings<<10, shmLies},
 	{"valid and invalid in turn, on one session after another", 64*fullConn + kv.MaxEndings<<10, flips},
 	{"garbage and page lists that lie, on the init port", recvAll + 64*fullConn, initPort},
 	{"garbage and half requests, on the HTTP port", 300 * fullConn, httpPort},
