@@ -103,8 +103,8 @@ bench: ## run the Go benchmarks
 allocs: ## compare the allocations of the hot paths' benchmarks with .ci/allocs.txt
 	@GO='$(GO)' .ci/allocs
 
-hostile: ## set every attack of the table on an agent: what honest requests take without and with it, and its memory
-	@$(GO) test -count=1 -timeout 15m -run '^TestHostile$$' -v ./internal/e2e -hostile | sed -n 's/^ *hostile_test.go:[0-9]*: //p; /^FAIL/p; /^ok/p'
+hostile: ## set every attack of the tables on an agent and a proxy: what honest requests take without and with it, and its memory
+	@$(GO) test -count=1 -timeout 15m -run '^TestHostile(Proxy)?$$' -v ./internal/e2e -hostile | sed -nE 's/^ *hostile(_proxy)?_test.go:[0-9]+: \|/|/p; /FAIL/p; /^ok/p'
 
 PROOF ?= ci
 proof: ## explore every interleaving of the cores in small systems, faults included (PROOF=full takes hours)

@@ -2,8 +2,10 @@ package chaos
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net/http"
 	"net/netip"
 	"slices"
 	"strings"
@@ -53,8 +55,10 @@ func blows() []blow {
 			return worse(ctx, r, rng, rule{loss: 0.01 + 0.2*rng.Float64()})
 		}},
 		blow{"full disk for logs", false, false, fullDisk},
+		blow{"disk full while it runs", true, false, diskFills},
 		blow{"no file descriptors", true, false, noFDs},
-		blow{"no memory", false, false, noMemory})
+		blow{"no memory", false, false, noMemory},
+		blow{"out of memory", false, false, outOfMemory})
 }
 
 func choose[T any](rng *rand.Rand, from []T) T { return from[rng.IntN(len(from))] }
@@ -158,6 +162,65 @@ func fullDisk(ctx context.Context, r *run, rng *rand.Rand) (string, error) {
 		return p.name, fmt.Errorf("with a full disk for its log: %s", s)
 	}
 	return fmt.Sprintf("%s for %v", p.name, t.Round(time.Millisecond)), restart(false)
+}
+
+// diskFills lets an agent or the proxy write no more to its log while it serves.
+func diskFills(ctx context.Context, r *run, rng *rand.Rand) (string, error) {
+	p := choose(rng, r.fleet.byKind(choose(rng, []string{"sender agent", "receiver agent", "proxy"})))
+	heal, err := p.limit(unix.RLIMIT_FSIZE, 1)
+	if err != nil {
+		return p.name, err
+	}
+	defer heal()
+	t := between(rng)
+	pause(ctx, t)
+	if code, body, err := r.fleet.get(ctx, p.place, httpPort, "/health"); ctx.Err() == nil && (err != nil || code != http.StatusOK) {
+		return p.name, fmt.Errorf("while its log cannot be written: %d %s %w", code, body, err)
+	}
+	return fmt.Sprintf("%s for %v", p.name, t.Round(time.Millisecond)), nil
+}
+
+// outOfMemory restarts an agent or the proxy in a control group that has less
+// memory than it may need, where the kernel may kill it, alone; and a while later
+// as it was. Where no such group can be made, its data segment is limited.
+func outOfMemory(ctx context.Context, r *run, rng *rand.Rand) (string, error) {
+	p := choose(rng, r.fleet.byKind(choose(rng, []string{"sender agent", "receiver agent", "proxy"})))
+	limit := int64(4+rng.IntN(10)) << 20
+	how := "a group"
+	g, err := newMemoryGroup(limit)
+	again := func(g *memoryGroup) error {
+		r.killed(p)
+		p.kill()
+		p.mu.Lock()
+		p.memory = g
+		p.mu.Unlock()
+		return p.start(ctx)
+	}
+	var died error
+	if err != nil {
+		how = "its data segment"
+		heal, err := p.limit(unix.RLIMIT_DATA, uint64(statusField(p.pid(), "VmData")))
+		if err != nil {
+			return p.name, err
+		}
+		defer heal()
+		p.want(false)
+	} else {
+		died = again(g)
+	}
+	t := between(rng)
+	pause(ctx, t)
+	what := "survived"
+	if died != nil {
+		what = "did not start"
+	} else if !p.running() {
+		what = "was killed"
+	}
+	err = again(nil)
+	if g != nil {
+		err = errors.Join(err, g.remove())
+	}
+	return fmt.Sprintf("%s with %d MiB for %s for %v: %s", p.name, limit>>20, how, t.Round(time.Millisecond), what), err
 }
 
 // noFDs lets an agent or the proxy open nothing more, while its connections

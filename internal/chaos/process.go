@@ -36,6 +36,7 @@ type process struct {
 	wanted  bool          // it has not been told to end
 	state   string        // how it ended
 	logFull bool          // the next start's log is on a full disk
+	memory  *memoryGroup  // the next start is in it, and may end by it; nil: in none
 }
 
 // startTimeout bounds how long a process may take to serve.
@@ -54,7 +55,7 @@ func (p *process) current() string {
 func (p *process) start(ctx context.Context) error {
 	p.mu.Lock()
 	p.starts++
-	start, full := p.starts, p.logFull
+	start, full, memory := p.starts, p.logFull, p.memory
 	p.mu.Unlock()
 	path := p.log
 	if full {
@@ -66,6 +67,9 @@ func (p *process) start(ctx context.Context) error {
 	}
 	defer logFile.Close()
 	cmd := p.make(start)
+	if memory != nil {
+		cmd = memory.in(cmd)
+	}
 	cmd.Stderr = logFile
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
@@ -83,7 +87,7 @@ func (p *process) start(ctx context.Context) error {
 	}
 	done := make(chan struct{})
 	p.mu.Lock()
-	p.cmd, p.stdin, p.done, p.wanted, p.state = cmd, stdin, done, true, ""
+	p.cmd, p.stdin, p.done, p.wanted, p.state = cmd, stdin, done, memory == nil, ""
 	p.mu.Unlock()
 	first := make(chan error, 1)
 	go p.follow(cmd, pr, start, done, first)
