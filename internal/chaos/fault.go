@@ -185,7 +185,7 @@ func diskFills(ctx context.Context, r *run, rng *rand.Rand) (string, error) {
 // as it was. Where no such group can be made, its data segment is limited.
 func outOfMemory(ctx context.Context, r *run, rng *rand.Rand) (string, error) {
 	p := choose(rng, r.fleet.byKind(choose(rng, []string{"sender agent", "receiver agent", "proxy"})))
-	limit := int64(4+rng.IntN(10)) << 20
+	limit := int64(5+rng.IntN(8)) << 19 // idle it takes 2.4 MiB besides what it maps
 	how := "a group"
 	g, err := newMemoryGroup(limit)
 	again := func(g *memoryGroup) error {
@@ -220,7 +220,7 @@ func outOfMemory(ctx context.Context, r *run, rng *rand.Rand) (string, error) {
 	if g != nil {
 		err = errors.Join(err, g.remove())
 	}
-	return fmt.Sprintf("%s with %d MiB for %s for %v: %s", p.name, limit>>20, how, t.Round(time.Millisecond), what), err
+	return fmt.Sprintf("%s with %.1f MiB for %s for %v: %s", p.name, float64(limit)/(1<<20), how, t.Round(time.Millisecond), what), err
 }
 
 // noFDs lets an agent or the proxy open nothing more, while its connections
