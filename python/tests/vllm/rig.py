@@ -114,12 +114,12 @@ class Engine1:
             self.invalid |= w.invalid()
             if f := w.failures():
                 failures.append(f)
-        self._count(sent, self.sent)
+        sending = self._count(sent, self.sent)
         done = self._count(received, self.received)
         meta = None
         for f in failures:
             meta = f if meta is None else meta.aggregate(f)
-        self.scheduler.output(SimpleNamespace(finished_recving=done, kv_connector_worker_meta=meta))
+        self.scheduler.output(SimpleNamespace(finished_sending=sending, finished_recving=done, kv_connector_worker_meta=meta))
 
     def _count(self, named: list[set[str]], into: set[str]) -> set[str]:
         """Whom every rank has named."""

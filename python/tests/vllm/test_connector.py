@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+import signal
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from rig import BLOCK, Engine1, Pair, agents, common, eventually, pairs, request, truth
 
+import berth_kv
 from berth_kv import AgentError
 from berth_kv.vllm.cache import CPUCache, TokenCache, strided_view
 from berth_kv.vllm.settings import Settings, Spec
@@ -121,6 +125,54 @@ def test_more_prompts_than_staging_slots(pairs: Pairs) -> None:
         assert pair.d.load(d) == 150
         pair.check(d, 150)
         pair.d.finish(d)
+
+
+def test_blocks_that_come_back_soon(pairs: Pairs) -> None:
+    """vLLM waits for the blocks of finished prompts that are being copied, in place of a preemption, but not for those of a receiver that has stopped."""
+    pair = pairs(chunk=32, staging=2)
+    r = pair.prefill_request("r", prompt(150))
+    pair.p.admitted(r)
+    assert not pair.p.scheduler.frees_soon()
+    pair.receivers[0].process.send_signal(signal.SIGSTOP)
+    try:
+        pair.p.prefill(r)
+        r.status = SimpleNamespace(name="FINISHED_LENGTH_CAPPED")
+        assert pair.p.scheduler.finished(r)[0]
+        assert pair.p.scheduler.frees_soon()
+        eventually(lambda: pair.p.step() or not pair.p.scheduler.frees_soon(), "it waits no longer")
+        assert not pair.p.sent
+    finally:
+        pair.receivers[0].process.send_signal(signal.SIGCONT)
+    eventually(lambda: pair.p.step() or pair.p.sent, "it is sent")
+    assert not pair.p.scheduler._freeing
+    d = pair.decode_request("r", prompt(150))
+    assert pair.d.load(d) == 150
+    pair.d.finish(d)
+
+
+def test_what_is_a_warning(pairs: Pairs) -> None:
+    """A transfer that somebody cancelled, whose client has left, is no warning; one that failed is."""
+    seen: list[tuple[str, str]] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: seen.append((record.levelname, record.getMessage()))  # type: ignore[method-assign]
+    log = logging.getLogger("vllm.berth")
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        pair = pairs(slots=4, max_model_len=200)
+        for req, n in (("left", 100), ("large", 300)):
+            r = pair.prefill_request(req, prompt(n))
+            assert pair.p.admitted(r) == (0, False)
+            if req == "left":
+                with berth_kv.connect(pair.senders[0].socket, part="tool") as tool:
+                    tool.cancel("left")
+            eventually(lambda req=req: any(req in m and "not sent" in m for _, m in seen), "it is said")
+            pair.p.finish(r, "FINISHED_ABORTED")
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(logging.NOTSET)
+    said = [(level, m.partition(" is not sent: ")[2].split(":")[0]) for level, m in seen if "not sent" in m]
+    assert said == [("INFO", "cancelled"), ("WARNING", "too_large")]
 
 
 def test_admission_order_and_room(pairs: Pairs) -> None:
@@ -315,7 +367,7 @@ def test_an_agent_comes_back(pairs: Pairs, agents: Any) -> None:
     eventually(lambda: pair.send("r", prompt(100)) or pair.d.load(pair.decode_request("r", prompt(100))) == 100, "a prompt travels")
 
 
-def test_start_is_refused(agents: Any, tmp_path: Any) -> None:
+def test_start_is_refused(agents: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     shape, size = "kv_shape: [3, 2, 64, 2, 32]\nkv_dtype: float\n", 2 * 3 * 64 * 64 * 4
     sender = agents.start("sender", 4, shape=shape, slot_bytes=size)
     receiver = agents.start("receiver", 4, shape=shape, slot_bytes=size)
@@ -330,6 +382,9 @@ def test_start_is_refused(agents: Any, tmp_path: Any) -> None:
         with pytest.raises(AgentError) as e:
             Engine1([agent], **options)
         assert all(w in str(e.value) for w in words), str(e.value)
+    with monkeypatch.context() as m, pytest.raises(AgentError, match="version is 2 to 2 at the engine, 1 to 1 at the agent"):
+        m.setattr("berth_kv._dial.VERSION", 2)
+        Engine1([sender], sends=True)
     first = Engine1([sender], sends=True)
     try:
         with pytest.raises(AgentError, match="holds this agent") as e:

@@ -16,7 +16,11 @@ if TYPE_CHECKING:
 
 
 class BerthConnector(KVConnectorBase_V1):  # type: ignore[misc]
-    """Sends and receives the KV cache of prompts through Berth agents."""
+    """Sends and receives the KV cache of prompts through Berth agents.
+
+    It does not say that it supports vLLM's hybrid KV cache manager, which would make several KV cache groups of a model with sliding windows:
+    without it vLLM keeps such a model's cache as one group, and only that has blocks for every token of a prompt, as a transfer needs.
+    """
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
@@ -49,6 +53,9 @@ class BerthConnector(KVConnectorBase_V1):  # type: ignore[misc]
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         return self._s().finished(request)
+
+    def has_pending_block_frees(self) -> bool:
+        return self._s().frees_soon()
 
     # Worker side.
 

@@ -31,6 +31,7 @@ from .settings import Engine, Spec
 log = logging.getLogger("vllm.berth")
 
 _BYE = 10.0  # seconds for calls that end something
+_COPY = 1.0  # seconds; the copies of a finished prompt take a tenth of it when nothing stops them
 
 
 class State(enum.Enum):
@@ -87,6 +88,7 @@ class SchedulerSide:
         self._sending: dict[str, Sending] = {}
         self._receiving: dict[str, Receiving] = {}
         self._ignored: set[str] = set()  # requests without a transfer
+        self._freeing: dict[str, float] = {}  # finished prompts whose blocks are still read, and since when
         self._lock = threading.Lock()
         self._waiting: Counter[str] = Counter()  # by receiver: prompts that wait for their grant; guarded by _lock
         self._next = Step()
@@ -166,6 +168,8 @@ class SchedulerSide:
         s.told, s.announced = True, ready
 
     def output(self, out: Any) -> None:
+        for rid in out.finished_sending or ():
+            self._freeing.pop(rid, None)
         for rid in out.finished_recving or ():
             r = self._receiving.get(rid)
             if r is not None:
@@ -176,6 +180,11 @@ class SchedulerSide:
                 s = self._sending.get(rid)
                 if s is not None:
                     self._stop(s, text)
+
+    def frees_soon(self) -> bool:
+        """Whether blocks come back without a preemption: a finished prompt is being copied, and has not been for so long that its receiver
+        must have stopped."""
+        return bool(self._freeing) and time.monotonic() - max(self._freeing.values()) < _COPY
 
     def finished(self, request: Any) -> tuple[bool, dict[str, Any] | None]:
         rid = request.request_id
@@ -191,6 +200,7 @@ class SchedulerSide:
                 self._stop(s, f"the engine's request ended: {request.status.name}")
             if s.told:
                 self._next.finished[rid] = not whole
+                self._freeing[rid] = time.monotonic()
                 delay = True
         params = request.kv_transfer_params or {}
         if params.get("ret_first_tok") and request.output_token_ids:
@@ -267,10 +277,11 @@ class SchedulerSide:
                 await self._first([t.ended], [b.ended for b in begun], "ended")
             s.state = State.READY
             if self._settings.timings:
-                log.info("berth send %s: admission %.1f ms, ready %.1f ms after", spec.req_id, 1000 * (granted - s.begun), 1000 * (time.monotonic() - granted))
+                log.info("berth send %s: admission %.1f ms, ready at %.4f", spec.req_id, 1000 * (granted - s.begun), time.monotonic())
         except (AgentError, asyncio.CancelledError) as error:
             if s.state is not State.FAILED:
-                log.warning("the KV of %s is not sent: %s", spec.req_id, error or "the engine is closing")
+                level = logging.INFO if isinstance(error, AgentError) and error.code == "cancelled" else logging.WARNING  # its client has left
+                log.log(level, "the KV of %s is not sent: %s", spec.req_id, error or "the engine is closing")
                 s.state = State.FAILED
             text = str(error) or "the engine cancelled it"
             bye = [asyncio.ensure_future(t.cancel(text=text[:500], timeout=_BYE)) for t in begun]
@@ -311,8 +322,9 @@ class SchedulerSide:
         except (AgentError, asyncio.CancelledError) as error:
             if r.req:
                 await asyncio.shield(self._release(by, r.req))
-            if not isinstance(error, asyncio.CancelledError):
-                log.warning("the KV of %s is not loaded, its prompt is computed here: %s", r.req, error)
+            if isinstance(error, AgentError):
+                level = logging.INFO if error.code == "cancelled" else logging.WARNING
+                log.log(level, "the KV of %s is not loaded, its prompt is computed here: %s", r.req, error)
             r.state = State.OVER
 
     async def _find(self, r: Receiving) -> bool:
