@@ -31,25 +31,31 @@ type job struct {
 	link.PullItem
 }
 
-// Pull implements link.Receiver.
+// Pull implements link.Receiver. The copiers are woken when all is there, so that
+// they share it evenly and report it in a few batches.
 func (r *Receiver) Pull(id kv.Incarnation, gen kv.Generation, items []link.PullItem) {
+	var few [batchJobs]link.PullItem
+	taken := few[:0]
 	for _, it := range items {
 		switch r.gate.Ask(id, gen, it.Slot) {
 		case gate.Closed:
 			r.ev.Failed(it.Slot, gen, fault.New(fault.BadRequest, "slot %d is not open under generation %d", it.Slot, gen))
-			continue
 		case gate.Landed, gate.Busy:
 			r.ev.Failed(it.Slot, gen, fault.New(fault.BadRequest, "slot %d has been filled already under generation %d", it.Slot, gen))
-			continue
 		case gate.Entered:
+			taken = append(taken, it)
 		}
-		r.mu.Lock()
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, it := range taken {
 		if _, ok := r.pending[it.Slot]; !ok {
 			r.order = append(r.order, it.Slot)
 		}
 		r.pending[it.Slot] = job{owner: id, gen: gen, PullItem: it}
+	}
+	for range min(len(taken), r.cfg.Copiers) {
 		r.work.Signal()
-		r.mu.Unlock()
 	}
 }
 
