@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"sync"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -22,20 +23,31 @@ const WriteTimeout = 10 * time.Second
 var ErrNotReading = errors.New("the other end does not read")
 
 // Pipe carries frames over a unix stream socket, in both directions and at
-// both ends. Sending never blocks: frames wait, up to MaxBacklog bytes, for
-// the pipe's one writing goroutine. Only one goroutine may read.
+// both ends. Sending never blocks: the sender writes what the socket takes at
+// once; the rest waits, up to MaxBacklog bytes, for the pipe's one writing
+// goroutine. Only one goroutine may read.
 //
 // Lock: mu, a leaf; nothing is written under it.
 type Pipe struct {
 	conn    *net.UnixConn
+	raw     syscall.RawConn
 	r       *bufio.Reader // of conn: most frames cost one read, not two
 	header  [4]byte
 	in      []byte        // the last frame read
 	wake    chan struct{} // holds a token when there is something to do
 	stopped chan struct{} // the writer is done
 
+	// try writes what is in tryB, without waiting; owned by who made busy true.
+	try    func(fd uintptr) bool
+	tryB   []byte
+	tryN   int
+	tryErr error
+
 	mu    sync.Mutex
+	busy  bool   // a Send writes, and signals the writer if anything is left to do
+	rest  []byte // what it has left; goes before out
 	out   []byte // frames that wait
+	spare []byte // a buffer to swap with out
 	fds   []attachment
 	state pipeState
 	why   error // first reason to stop, but for an orderly close
@@ -58,11 +70,20 @@ const (
 // NewPipe takes conn over.
 func NewPipe(conn *net.UnixConn) *Pipe {
 	p := &Pipe{conn: conn, r: bufio.NewReader(conn), wake: make(chan struct{}, 1), stopped: make(chan struct{})}
+	p.raw, _ = conn.SyscallConn() // fails only without a connection, which the reader reports
+	p.try = func(fd uintptr) bool {
+		for {
+			p.tryN, p.tryErr = syscall.Write(int(fd), p.tryB)
+			if !errors.Is(p.tryErr, syscall.EINTR) {
+				return true
+			}
+		}
+	}
 	go p.write()
 	return p
 }
 
-// Send queues one frame, which body appends. It errs if body does, when the
+// Send writes or queues one frame, which body appends. It errs if body does, when the
 // frame is too large, with fault.PeerLost when the pipe is closed, and with
 // fault.Busy when more than MaxBacklog would wait. The fds must stay open as
 // long as the pipe; the peer gets its own.
@@ -83,8 +104,44 @@ func (p *Pipe) Send(body func([]byte) ([]byte, error), fds ...int) error {
 		p.fds = append(p.fds, attachment{len(p.out), fds})
 	}
 	p.out = out
-	p.signal()
+	p.pump()
 	return nil
+}
+
+// pump writes what waits, as far as that does not block, and leaves the rest to
+// the writer. It needs mu, and gives it up while it writes.
+func (p *Pipe) pump() {
+	switch {
+	case p.busy: // who writes looks again
+		return
+	case p.rest != nil || len(p.fds) > 0: // the writer has begun, or must: it passes descriptors
+		p.signal()
+		return
+	}
+	p.busy = true
+	p.tryB, p.out, p.spare = p.out, p.spare[:0], nil
+	p.tryN, p.tryErr = 0, nil
+	p.mu.Unlock()
+	err := p.raw.Write(p.try)
+	p.mu.Lock()
+	p.busy = false
+	b, n := p.tryB, max(p.tryN, 0)
+	p.tryB = nil
+	if err == nil && !errors.Is(p.tryErr, syscall.EAGAIN) {
+		err = p.tryErr
+	}
+	switch {
+	case err != nil:
+		p.stop(err)
+		return
+	case n < len(b):
+		p.rest = b[n:]
+	case cap(b) <= keepBuffer:
+		p.spare = b
+	}
+	if p.rest != nil || len(p.out) > 0 || p.state != pipeOpen {
+		p.signal()
+	}
 }
 
 // Flush closes the pipe after what waits has been written. It does not wait.
@@ -148,19 +205,13 @@ func (p *Pipe) signal() {
 func (p *Pipe) write() {
 	defer close(p.stopped)
 	defer p.conn.Close()
-	var spare []byte
 	for range p.wake {
 		for {
-			p.mu.Lock()
-			if p.state == pipeClosed {
-				p.mu.Unlock()
+			b, fds, state := p.take()
+			if state == pipeClosed {
 				return
 			}
-			b, fds, state := p.out, p.fds, p.state
-			p.out, p.fds = spare[:0], nil
-			p.mu.Unlock()
 			if len(b) == 0 {
-				spare = b
 				if state == pipeFlushing {
 					return
 				}
@@ -175,10 +226,40 @@ func (p *Pipe) write() {
 				p.mu.Unlock()
 				return
 			}
-			if spare = b; cap(spare) > keepBuffer {
-				spare = nil
-			}
+			p.written()
 		}
+	}
+}
+
+// take returns what the writer has to write: nothing while a Send writes, which
+// signals afterwards, and then nothing to flush either. What it returns stays in
+// rest, so that no Send writes meanwhile.
+func (p *Pipe) take() ([]byte, []attachment, pipeState) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.busy && p.state != pipeClosed {
+		return nil, nil, pipeOpen
+	}
+	if p.rest != nil {
+		return p.rest, nil, p.state // descriptors are only with what is in out
+	}
+	b, fds := p.out, p.fds
+	if len(b) > 0 {
+		p.rest, p.out, p.spare, p.fds = b, p.spare[:0], nil, nil
+	}
+	return b, fds, p.state
+}
+
+// written is called when all of rest has been.
+func (p *Pipe) written() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if cap(p.rest) <= keepBuffer {
+		p.spare = p.rest
+	}
+	p.rest = nil
+	if p.state != pipeClosed {
+		p.conn.SetWriteDeadline(time.Time{}) // an expired one would fail a later Send
 	}
 }
 
