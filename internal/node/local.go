@@ -44,7 +44,7 @@ func (l LocalEvents) Connected(conn kv.ConnID, cred localapi.Cred) {
 }
 
 func (l LocalEvents) Request(conn kv.ConnID, call kv.CallID, req localapi.Request) {
-	l.n.mail.put(localCall{conn, call, req})
+	l.n.mail.putCall(localCall{conn, call, req})
 }
 
 func (l LocalEvents) Hangup(call kv.CallID)       { l.n.mail.put(localHangup{call}) }

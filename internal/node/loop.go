@@ -7,9 +7,10 @@ import (
 	"github.com/berthkv/berth/internal/kv"
 )
 
-// loop is what both shells run in one goroutine: everything in the mailbox
-// first, then the wake-ups that are due, then sleep until either. A simulator
-// takes its turns itself.
+// loop is what both shells run, in one goroutine at a time: everything in the
+// mailbox first, then the wake-ups that are due. Its own goroutine sleeps until
+// either; one that puts a message lends itself (lent). A simulator takes its
+// turns itself.
 type loop struct {
 	ctx   context.Context
 	clock func() kv.Instant
@@ -23,12 +24,21 @@ type loop struct {
 	// woke is told how many events each waking brought.
 	woke func(events int)
 
-	batch []any // what is being dispatched
+	// Owned by who steps.
+	batch []any      // what is being dispatched
+	armed kv.Instant // when the loop's goroutine looks by itself
 }
+
+// lentEvents is how many events a goroutine steps that has put one: then the
+// loop's own goes on, since its connection is not read meanwhile.
+const lentEvents = 64
 
 // turn steps everything that waits, or else, when nothing does, what is due. It
 // reports whether there was any.
-func (l *loop) turn() bool {
+func (l *loop) turn() bool { return l.drain() || l.tick(l.clock()) }
+
+// drain steps everything that waits, and reports whether anything did.
+func (l *loop) drain() bool {
 	clear(l.batch)
 	l.batch = l.mail.take(l.batch)
 	for _, ev := range l.batch {
@@ -36,9 +46,8 @@ func (l *loop) turn() bool {
 	}
 	if len(l.batch) > 0 {
 		l.woke(len(l.batch))
-		return true
 	}
-	return l.tick(l.clock())
+	return len(l.batch) > 0
 }
 
 // turns is turn until there is nothing more; it returns the next wake-up.
@@ -48,24 +57,51 @@ func (l *loop) turns() kv.Instant {
 	return l.next()
 }
 
-// run returns when ctx ends.
+// lent steps in a goroutine that has put an event. Wake-ups are the loop's own
+// goroutine's: other messages may be about to be put, and come first.
+func (l *loop) lent() {
+	for events := 0; events < lentEvents; {
+		if l.drain() {
+			events += len(l.batch)
+		} else if l.mail.end(l.next() < l.armed) {
+			return
+		}
+	}
+	l.mail.handOver()
+}
+
+// run returns when ctx ends; nobody steps from then on.
 func (l *loop) run() {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	for {
-		if l.turn() {
-			continue
-		}
-		pause := time.Hour
-		if at := l.next(); at != kv.Never {
-			pause = max(time.Duration(at.Sub(l.clock())), 0)
+		pause := time.Hour // while somebody else steps, who signals
+		if l.mail.begin() {
+			pause = l.own()
 		}
 		timer.Reset(pause)
 		select {
 		case <-l.mail.ready:
 		case <-timer.C:
 		case <-l.ctx.Done():
+			for !l.mail.begin() {
+				<-l.mail.ready
+			}
 			return
+		}
+	}
+}
+
+// own steps all that there is and returns how long the loop's goroutine may sleep.
+func (l *loop) own() time.Duration {
+	for {
+		l.armed = l.turns()
+		pause := time.Hour
+		if l.armed != kv.Never {
+			pause = max(time.Duration(l.armed.Sub(l.clock())), 0)
+		}
+		if l.mail.end(false) {
+			return pause
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/berthkv/berth/internal/kv"
 	"github.com/berthkv/berth/internal/localapi"
@@ -98,7 +99,7 @@ func TestMailbox_bound(t *testing.T) {
 	r.recvEnd.set(func() {
 		r.recvEnd.block = func(kv.CallID) { once.Do(func() { close(stopped); <-goOn }) }
 	})
-	r.recvEnd.begin(r.recv, 1, &localapi.Status{})
+	go r.recvEnd.begin(r.recv, 1, &localapi.Status{}) // it steps itself
 	await(t, stopped, "the stop")
 	const extra = 100
 	var through atomic.Int64
@@ -116,4 +117,67 @@ func TestMailbox_bound(t *testing.T) {
 	await(t, done, "the reader's end") // Close lets it go, while the loop still stands
 	close(goOn)
 	await(t, closed, "Close")
+}
+
+// TestLent: who puts a message steps it, and what comes meanwhile, alone; a
+// wake-up that it brings forward is the loop's; and its goroutine is not kept.
+func TestLent(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	mail := newMailbox(1000)
+	start := time.Now()
+	clock := func() kv.Instant { return kv.Instant(time.Since(start)) }
+	due, ticked := kv.Never, make(chan struct{})
+	var order []any
+	depth, flood := 0, 0
+	goOn, over := make(chan struct{}), make(chan struct{})
+	l := loop{ctx: ctx, mail: mail, clock: clock, next: func() kv.Instant { return due }, woke: func(int) {},
+		tick: func(now kv.Instant) bool {
+			if due > now {
+				return false
+			}
+			due = kv.Never
+			close(ticked)
+			return true
+		},
+		dispatch: func(ev any) {
+			if depth++; depth > 1 {
+				t.Error("an event is stepped within another")
+			}
+			switch order = append(order, ev); ev {
+			case "first":
+				mail.putFrom(1, 1, "meanwhile")
+			case "timer":
+				due = clock() + kv.Instant(time.Millisecond)
+			case "flood":
+				switch flood++; flood {
+				case lentEvents + 1: // the loop's own goroutine
+					<-goOn
+				case 2 * lentEvents:
+					close(over)
+				}
+				if flood < 2*lentEvents {
+					mail.post("flood")
+				}
+			}
+			depth--
+		},
+	}
+	mail.step = l.lent
+	mail.putFrom(1, 1, "first")
+	if want := []any{"first", "meanwhile"}; !slices.Equal(order, want) {
+		t.Fatalf("order %v, want %v", order, want)
+	}
+	ended := make(chan struct{})
+	go func() { defer close(ended); l.run() }()
+	mail.putFrom(1, 1, "timer")
+	await(t, ticked, "the wake-up")
+	mail.putFrom(1, 1, "flood")
+	close(goOn)
+	await(t, over, "the end of the flood")
+	cancel()
+	await(t, ended, "the loop's end")
+	if mail.begin() {
+		t.Error("somebody else may step after the loop's end")
+	}
 }

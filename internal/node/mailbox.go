@@ -18,20 +18,27 @@ const (
 // any timer: a process that was stopped reads its peers' heartbeats before it
 // judges them.
 //
+// A goroutine that puts what peers and engines send steps it at once, if nobody
+// steps: between the socket and the core there is then no other goroutine to
+// wake. Whoever steps does so alone (stepping) and owns all that the loop owns.
+//
 // It is bounded for what peers may send at will (put and putFrom block the reader,
 // and TCP slows the peer down). What the loop itself has asked for (post) is bounded by
 // what was asked: a slot, a dial, a call has one outcome.
 type mailbox struct {
-	ready chan struct{} // holds a token when queue may be non-empty
+	ready chan struct{} // holds a token when the loop's goroutine has something to look at
 	limit int
 
-	mu     sync.Mutex
-	room   *sync.Cond
-	queue  []any
-	from   map[kv.ConnID]int // messages in queue, by connection, large ones as several
-	bytes  int               // of messages in queue
-	waits  bool              // somebody waits for room
-	closed bool
+	mu       sync.Mutex
+	room     *sync.Cond
+	queue    []any
+	from     map[kv.ConnID]int // messages in queue, by connection, large ones as several
+	bytes    int               // of messages in queue
+	waits    bool              // somebody waits for room
+	closed   bool
+	step     func() // steps in the goroutine that puts; nil: only the loop's own does
+	stepping bool   // somebody steps, and looks here again before he ends
+	wanted   bool   // the loop's goroutine wants to, next
 }
 
 func newMailbox(limit int) *mailbox {
@@ -44,14 +51,26 @@ func newMailbox(limit int) *mailbox {
 // false once the mailbox is closed.
 func (m *mailbox) put(ev any) bool {
 	m.mu.Lock()
+	m.await()
+	return m.add(ev, false)
+}
+
+// putCall is put for what an engine or a proxy asks; the caller may have to step.
+func (m *mailbox) putCall(ev any) bool {
+	m.mu.Lock()
+	m.await()
+	return m.add(ev, true)
+}
+
+// await waits for room. It needs mu, and gives it up meanwhile.
+func (m *mailbox) await() {
 	for len(m.queue) >= m.limit && !m.closed {
 		m.waits = true
 		m.room.Wait()
 	}
-	return m.add(ev)
 }
 
-// putFrom is put for a message of that many bytes on a connection.
+// putFrom is putCall for a message of that many bytes on a connection.
 func (m *mailbox) putFrom(conn kv.ConnID, bytes int, ev any) bool {
 	m.mu.Lock()
 	for (len(m.queue) >= m.limit || m.from[conn] >= perConn || m.bytes > 0 && m.bytes+bytes > maxBytes) && !m.closed {
@@ -60,31 +79,84 @@ func (m *mailbox) putFrom(conn kv.ConnID, bytes int, ev any) bool {
 	}
 	m.from[conn] += 1 + bytes>>13
 	m.bytes += bytes
-	return m.add(ev)
+	return m.add(ev, true)
 }
 
-// post adds an event without ever waiting.
+// post adds an event without ever waiting, or stepping.
 func (m *mailbox) post(ev any) bool {
 	m.mu.Lock()
-	return m.add(ev)
+	return m.add(ev, false)
 }
 
-// add needs mu and gives it back.
-func (m *mailbox) add(ev any) bool {
+// add needs mu and gives it back. With lend the caller's goroutine steps, if
+// nobody does.
+func (m *mailbox) add(ev any, lend bool) bool {
 	if m.closed {
 		m.mu.Unlock()
 		return false
 	}
 	m.queue = append(m.queue, ev)
-	first := len(m.queue) == 1
+	lend = lend && !m.stepping && m.step != nil
+	wake := !m.stepping && !lend && len(m.queue) == 1
+	if lend {
+		m.stepping = true
+	}
 	m.mu.Unlock()
-	if first {
-		select {
-		case m.ready <- struct{}{}:
-		default:
-		}
+	switch {
+	case lend:
+		m.step()
+	case wake:
+		m.signal()
 	}
 	return true
+}
+
+func (m *mailbox) signal() {
+	select {
+	case m.ready <- struct{}{}:
+	default:
+	}
+}
+
+// begin makes the loop's goroutine the one that steps. False: somebody does, and
+// will signal when he ends.
+func (m *mailbox) begin() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.wanted = m.stepping
+	if m.stepping {
+		return false
+	}
+	m.stepping = true
+	return true
+}
+
+// end ends stepping, and with early signals the loop's goroutine. False: there is
+// more to step.
+func (m *mailbox) end(early bool) bool {
+	m.mu.Lock()
+	if len(m.queue) > 0 {
+		m.mu.Unlock()
+		return false
+	}
+	m.leave(early)
+	return true
+}
+
+// handOver ends stepping; the loop's goroutine goes on.
+func (m *mailbox) handOver() {
+	m.mu.Lock()
+	m.leave(true)
+}
+
+// leave needs mu and gives it back.
+func (m *mailbox) leave(signal bool) {
+	signal = signal || m.wanted
+	m.stepping, m.wanted = false, false
+	m.mu.Unlock()
+	if signal {
+		m.signal()
+	}
 }
 
 // take returns everything that is queued and lends spare as the next queue.

@@ -2,8 +2,10 @@
 // core, or both, and the core that admits engines. It decodes what comes in,
 // steps a core, and carries out the actions; it decides nothing.
 //
-// One goroutine, the loop, owns every core. Sockets, links and the local API
-// call in from their own goroutines; each call becomes an event in the mailbox.
+// One goroutine at a time, the loop, owns every core. Sockets, links and the local
+// API call in from their own goroutines; each call becomes an event in the
+// mailbox. A goroutine that brings a message or a call steps it itself where
+// nobody steps; the loop's own does the rest, and what timers want.
 // What would block (a dial, a link's hello, a checksum) is done by a goroutine
 // of its own, bounded by what the cores have asked for, whose outcome is an
 // event again.
@@ -184,6 +186,7 @@ func (n *Node) Start(c Cores, d Deps) {
 		woke: n.stats.batch,
 	}
 	if n.cfg.Drive == nil {
+		n.mail.step = n.loop.lent
 		n.outside(n.run)
 	}
 }
@@ -273,6 +276,8 @@ func (n *Node) dispatch(ev any) {
 		n.stepOutbound(now, ev)
 	case attach.Event:
 		n.stepAttach(now, ev)
+	case landed:
+		n.onLanded(now, ev)
 	case controlDialled:
 		if n.controls.opened(ev, func(c controlClosed) { n.onControlClosed(now, c) }) {
 			n.stepOutbound(now, outbound.Connected{Conn: ev.id})

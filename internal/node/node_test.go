@@ -336,7 +336,11 @@ func TestNode_stopped(t *testing.T) {
 	r.recvEnd.set(func() {
 		r.recvEnd.block = func(kv.CallID) { once.Do(func() { close(stopped); <-goOn }) }
 	})
-	_, answer := r.recvEnd.begin(r.recv, 1, &localapi.Status{})
+	answer := make(chan any, 1)
+	go func() { // which steps it itself
+		_, a := r.recvEnd.begin(r.recv, 1, &localapi.Status{})
+		answer <- <-a
+	}()
 	await(t, stopped, "the stop")
 	now.Add(int64(9 * kv.Second)) // of a lease of 10
 	r.wires.conn(1).Send(encode(t, &msg.Heartbeat{Seq: 1 << 40}))

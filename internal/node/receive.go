@@ -60,11 +60,7 @@ func (n *Node) Handshaken(localID string) { n.mail.put(intake.Handshaken{LocalID
 // ReceiverEvents returns the callbacks for the receiving half of a link.
 func (n *Node) ReceiverEvents(name string) link.ReceiverEvents {
 	return link.ReceiverEvents{
-		Landed: func(ls []link.Landing) {
-			for _, l := range ls {
-				n.mail.post(intake.Landed{Slot: l.Slot, Generation: l.Generation, Bytes: l.Bytes, HasSum: l.HasSum, Sum: l.Sum})
-			}
-		},
+		Landed: func(ls []link.Landing) { n.mail.post(landed(ls)) },
 		Failed: func(slot kv.SlotID, gen kv.Generation, err *fault.Error) {
 			n.mail.post(intake.Failed{Slot: slot, Generation: gen, Err: err})
 		},
@@ -75,6 +71,15 @@ func (n *Node) ReceiverEvents(name string) link.ReceiverEvents {
 			n.mail.post(intake.LinkLost{Owner: owner, Link: name, Text: err.Error()})
 		},
 		Late: func(slot kv.SlotID, gen kv.Generation) { n.stats.late(name) },
+	}
+}
+
+// landed is what a link reports at once.
+type landed []link.Landing
+
+func (n *Node) onLanded(now kv.Instant, ls landed) {
+	for _, l := range ls {
+		n.stepIntake(now, intake.Landed{Slot: l.Slot, Generation: l.Generation, Bytes: l.Bytes, HasSum: l.HasSum, Sum: l.Sum})
 	}
 }
 

@@ -82,6 +82,7 @@ func NewWatcher(cfg WatcherConfig) *Watcher {
 		woke: w.stats.batch,
 	}
 	if cfg.Drive == nil {
+		w.mail.step = w.loop.lent
 		w.outside(w.run)
 	}
 	return w
@@ -125,7 +126,7 @@ func (w *Watcher) Watch(ctx context.Context, req string, peers []watch.Peer, dea
 	w.mu.calls++
 	wt := &Watch{w: w, call: w.mu.calls, accepted: make(chan struct{}), done: make(chan struct{})}
 	w.mu.Unlock()
-	if !w.mail.put(watchCall{wt, watch.Watch{Call: wt.call, ReqID: req, Peers: peers, Deadline: kv.Duration(deadline)}}) {
+	if !w.mail.putCall(watchCall{wt, watch.Watch{Call: wt.call, ReqID: req, Peers: peers, Deadline: kv.Duration(deadline)}}) {
 		return nil, errClosed
 	}
 	return wt, nil
