@@ -88,6 +88,12 @@ func (m *mailbox) post(ev any) bool {
 	return m.add(ev, false)
 }
 
+// postCall is post, but the caller may have to step.
+func (m *mailbox) postCall(ev any) bool {
+	m.mu.Lock()
+	return m.add(ev, true)
+}
+
 // add needs mu and gives it back. With lend the caller's goroutine steps, if
 // nobody does.
 func (m *mailbox) add(ev any, lend bool) bool {

@@ -60,7 +60,7 @@ func (n *Node) Handshaken(localID string) { n.mail.put(intake.Handshaken{LocalID
 // ReceiverEvents returns the callbacks for the receiving half of a link.
 func (n *Node) ReceiverEvents(name string) link.ReceiverEvents {
 	return link.ReceiverEvents{
-		Landed: func(ls []link.Landing) { n.mail.post(landed(ls)) },
+		Landed: func(ls []link.Landing) { n.mail.postCall(landed(ls)) },
 		Failed: func(slot kv.SlotID, gen kv.Generation, err *fault.Error) {
 			n.mail.post(intake.Failed{Slot: slot, Generation: gen, Err: err})
 		},

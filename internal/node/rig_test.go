@@ -146,14 +146,23 @@ type memory struct {
 	*memlink.Network
 	mu     sync.Mutex
 	held   bool
-	closed int // connections
+	closed int      // connections
+	landed []func() // to be said when mu is free: who says it may step, and call again
 }
 
-func (m *memory) hold(held bool) {
+func (m *memory) hold(held bool) { m.do(func() { m.held = held }) }
+
+// do calls f, moves what may move, and says what has landed.
+func (m *memory) do(f func()) {
 	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.held = held
+	f()
 	m.move()
+	landed := m.landed
+	m.landed = nil
+	m.mu.Unlock()
+	for _, say := range landed {
+		say()
+	}
 }
 
 func (m *memory) move() { // mu is held
@@ -181,6 +190,8 @@ type memoryReceiver struct {
 }
 
 func (m *memory) receiver(c memlink.ReceiverConfig, ev link.ReceiverEvents) memoryReceiver {
+	landed := ev.Landed
+	ev.Landed = func(ls []link.Landing) { m.landed = append(m.landed, func() { landed(ls) }) }
 	return memoryReceiver{m.Network.Receiver(c, ev), m}
 }
 
@@ -196,12 +207,7 @@ func (r memoryReceiver) Revoke(g kv.Generation, s []kv.SlotID) {
 	r.do(func() { r.Receiver.Revoke(g, s) })
 }
 
-func (r memoryReceiver) do(f func()) {
-	r.m.mu.Lock()
-	defer r.m.mu.Unlock()
-	f()
-	r.m.move()
-}
+func (r memoryReceiver) do(f func()) { r.m.do(f) }
 
 type memorySender struct {
 	link.Sender
@@ -227,12 +233,7 @@ type memoryConn struct {
 	m *memory
 }
 
-func (c memoryConn) do(f func()) {
-	c.m.mu.Lock()
-	defer c.m.mu.Unlock()
-	f()
-	c.m.move()
-}
+func (c memoryConn) do(f func())               { c.m.do(f) }
 func (c memoryConn) Write(ws []link.Write)     { c.do(func() { c.Conn.Write(ws) }) }
 func (c memoryConn) Abort(ids []link.WriteID)  { c.do(func() { c.Conn.Abort(ids) }) }
 func (c memoryConn) Settle(ids []link.WriteID) { c.do(func() { c.Conn.Settle(ids) }) }
