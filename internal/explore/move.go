@@ -428,7 +428,6 @@ func (w *world) do(m move) {
 		w.checkPatience()
 		w.pass()
 	case mvLate:
-		w.late = true
 		w.pass()
 	case mvStray:
 		w.strayLands(a, b)

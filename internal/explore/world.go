@@ -22,7 +22,6 @@ type world struct {
 	own   uint32 // which of them are this world's to change; the others are shared
 
 	spent uint8 // of the budget of faults
-	late  bool  // time has passed while something was under way
 	idle  uint8 // how often nothing was to be done but to let time pass
 
 	from     []byte   // the state it came from
@@ -277,14 +276,14 @@ func (w *world) encode() []byte {
 	for _, v := range w.engs {
 		put(func() (id uint32) { id, scratch = w.x.engParts.number(v, scratch); return })
 	}
-	return append(b, w.spent, uint8(boolInt(w.late)), w.idle)
+	return append(b, w.spent, w.idle)
 }
 
 func (x *system) decode(b []byte) *world {
 	n, e := len(x.engines)*x.ranks, len(x.engines)
 	all := x.ranks + n + len(x.specs) + e
 	w := &world{x: x, from: b, recvs: make([]*receiver, x.ranks), sends: make([]*sender, n), atts: make([]*attempt, len(x.specs)), engs: make([]*engine, e)}
-	w.spent, w.late, w.idle = b[4*all], b[4*all+1] != 0, b[4*all+2]
+	w.spent, w.idle = b[4*all], b[4*all+1]
 	get := func() uint32 {
 		id := binary.LittleEndian.Uint32(b)
 		b = b[4:]
