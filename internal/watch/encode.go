@@ -1,6 +1,7 @@
 package watch
 
 import (
+	"container/list"
 	"encoding/binary"
 	"fmt"
 	"slices"
@@ -19,7 +20,7 @@ func (c *Core) Clone() *Core {
 	peers, ranks := map[*peer]*peer{}, map[*rank]*rank{}
 	for _, p := range c.byID {
 		q := *p
-		q.ranks, q.cancels = nil, slices.Clone(p.cancels)
+		q.fresh, q.settled, q.cancels = list.List{}, list.List{}, slices.Clone(p.cancels)
 		peers[p] = &q
 		d.peers[q.addr], d.byID[q.id] = &q, &q
 	}
@@ -28,7 +29,7 @@ func (c *Core) Clone() *Core {
 		v.ranks, v.words = nil, slices.Clone(w.words)
 		for _, r := range w.ranks {
 			q := *r
-			q.w, q.p = &v, peers[r.p]
+			q.w, q.p, q.list, q.at = &v, peers[r.p], nil, nil
 			ranks[r] = &q
 			v.ranks = append(v.ranks, &q)
 		}
@@ -47,8 +48,11 @@ func (c *Core) Clone() *Core {
 	}
 	for _, p := range c.byID {
 		q := peers[p]
-		for _, r := range p.ranks {
-			q.ranks = append(q.ranks, ranks[r])
+		for r := range each(&p.fresh) {
+			ranks[r].moveTo(&q.fresh)
+		}
+		for r := range each(&p.settled) {
+			ranks[r].moveTo(&q.settled)
 		}
 		q.sess = p.sess.Clone(func(of call, m msg.Message) (call, msg.Message) {
 			if of.rank != nil && ranks[of.rank] == nil {
@@ -96,7 +100,7 @@ func (c *Core) Encode(b []byte, now kv.Instant) []byte {
 		for _, m := range p.cancels {
 			b = session.AppendString(session.AppendString(b, m.ReqID), string(m.Reason))
 		}
-		for _, r := range p.ranks {
+		for r := range p.ranks() {
 			ints(r.w.n, uint64(r.n))
 		}
 		b = p.sess.Encode(b, now, func(b []byte, of call) []byte {
@@ -131,7 +135,8 @@ func (c *Core) Encode(b []byte, now kv.Instant) []byte {
 // Check verifies the invariants that are predicates of a state; nil when all
 // hold:
 //  1. watches by call and by name are the same, and within the limit.
-//  2. a receiver's ranks are those of the watches that are kept.
+//  2. a receiver's ranks are those of the watches that are kept; what it may not
+//     have yet is among the fresh ones.
 //  3. no rank waits for a session that is up.
 //  4. what waits is bounded.
 //  5. R10: what has no result has its deadline in due, and every receiver its
@@ -156,8 +161,11 @@ func (c *Core) Check() error {
 		}
 		for _, r := range w.ranks {
 			n++
-			if !slices.Contains(r.p.ranks, r) {
+			if r.at == nil || r.at.Value != r || r.list != &r.p.fresh && r.list != &r.p.settled {
 				return fmt.Errorf("watch: rank %d of %q is not at its receiver", r.n, w.reqID)
+			}
+			if r.list == &r.p.settled && r.state < rankWatching && !w.told {
+				return fmt.Errorf("watch: rank %d of %q is settled, and its receiver may not have it", r.n, w.reqID)
 			}
 			if r.state == rankQueued && r.p.sess.Up() && !w.told {
 				return fmt.Errorf("watch: rank %d of %q waits, and the session is up", r.n, w.reqID)
@@ -168,7 +176,7 @@ func (c *Core) Check() error {
 		return fmt.Errorf("watch: %d watches have no result, %d a deadline", open, len(c.due))
 	}
 	for _, p := range c.byID {
-		n -= len(p.ranks)
+		n -= p.watched()
 		if !c.alarms.has(p) || p.at != p.sess.Next() || len(c.alarms) != len(c.byID) {
 			return fmt.Errorf("watch: %s is due at %d and noted for %d; %d of %d are noted", p.addr, p.sess.Next(), p.at, len(c.alarms), len(c.byID))
 		}

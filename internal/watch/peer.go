@@ -2,8 +2,9 @@ package watch
 
 import (
 	"container/heap"
+	"container/list"
 	"fmt"
-	"slices"
+	"iter"
 
 	"github.com/berthkv/berth/internal/fault"
 	"github.com/berthkv/berth/internal/kv"
@@ -13,15 +14,18 @@ import (
 
 // peer is one receiver.
 type peer struct {
-	id    uint32
-	addr  Peer
-	sess  session.Session[call]
-	ranks []*rank // of every watch that is kept, oldest first
-	proof uint64  // the heartbeat whose answer is awaited, 0: none
-	lease kv.Duration
-	down  string     // why it is known not to answer, "" when it does: new watches there fail at once
-	at    kv.Instant // its session's next time
-	pos   int        // in Core.alarms
+	id   uint32
+	addr Peer
+	sess session.Session[call]
+	// Ranks of every watch that is kept, oldest first: those of which it is not
+	// proved yet that the receiver has them, a message's way or so, and the
+	// others, of which there may be many: nothing that happens often walks them.
+	fresh, settled list.List
+	proof          uint64 // the heartbeat whose answer is awaited, 0: none
+	lease          kv.Duration
+	down           string     // why it is known not to answer, "" when it does: new watches there fail at once
+	at             kv.Instant // its session's next time
+	pos            int        // in Core.alarms
 	// cancels are names to be cancelled once the session is open.
 	cancels []*msg.Cancel
 }
@@ -34,6 +38,32 @@ const maxCancels = 1024
 type call struct{ rank *rank }
 
 func (a Peer) String() string { return fmt.Sprintf("%s:%d", a.Host, a.AllocPort) }
+
+// ranks are all of a peer's. The one at hand may be moved or removed.
+func (p *peer) ranks() iter.Seq[*rank] {
+	return func(yield func(*rank) bool) {
+		for _, l := range []*list.List{&p.settled, &p.fresh} {
+			for r := range each(l) {
+				if !yield(r) {
+					return
+				}
+			}
+		}
+	}
+}
+
+func each(l *list.List) iter.Seq[*rank] {
+	return func(yield func(*rank) bool) {
+		for e := l.Front(); e != nil; {
+			r := e.Value.(*rank)
+			if e = e.Next(); !yield(r) {
+				return
+			}
+		}
+	}
+}
+
+func (p *peer) watched() int { return p.fresh.Len() + p.settled.Len() }
 
 // findPeer returns a receiver, known or new; nil at the limit.
 func (c *Core) findPeer(addr Peer) *peer {
@@ -56,7 +86,7 @@ func (c *Core) findPeer(addr Peer) *peer {
 // evictPeer forgets the oldest receiver without a watch.
 func (c *Core) evictPeer() bool {
 	for _, p := range c.sortedPeers() {
-		if len(p.ranks) == 0 {
+		if p.watched() == 0 {
 			p.sess.Quit()
 			c.flush(p)
 			c.floor = max(c.floor, p.sess.LastSeq())
@@ -91,7 +121,7 @@ func (p *peer) index() *int         { return &p.pos }
 // settleWant keeps a session while something is watched there, and tries to get
 // one back with a receiver that is down.
 func (c *Core) settleWant(now kv.Instant, p *peer) {
-	p.sess.Want(now, len(p.ranks)+len(p.cancels) > 0 || p.down != "")
+	p.sess.Want(now, p.watched()+len(p.cancels) > 0 || p.down != "")
 	c.flush(p)
 }
 
@@ -102,7 +132,7 @@ func (c *Core) pump(now kv.Instant, p *peer) {
 		return
 	}
 	unproved := false
-	for _, r := range p.ranks {
+	for r := range each(&p.fresh) {
 		if r.state == rankQueued {
 			r.state = rankAsked
 			p.sess.Request(&msg.Watch{ReqID: r.w.reqID, DeadlineMS: max(r.w.deadline.Sub(now), 1).Millis()}, call{r})
@@ -115,8 +145,8 @@ func (c *Core) pump(now kv.Instant, p *peer) {
 	p.cancels = nil
 	if unproved && p.proof == 0 {
 		p.proof = p.sess.Prove(now)
-		for _, r := range p.ranks {
-			if r.state == rankAsked && r.proof == 0 {
+		for r := range each(&p.fresh) { // none is queued any more
+			if r.proof == 0 {
 				r.proof = p.proof
 			}
 		}
@@ -131,8 +161,12 @@ func (c *Core) proved(p *peer, seq uint64) {
 		return
 	}
 	p.proof = 0
-	for _, r := range p.ranks {
-		if r.state == rankAsked && r.proof != 0 {
+	for r := range each(&p.fresh) {
+		if r.proof == 0 {
+			continue
+		}
+		r.moveTo(&p.settled)
+		if r.state == rankAsked {
 			r.state = rankWatching
 			c.advance(r.w)
 		}
@@ -142,7 +176,7 @@ func (c *Core) proved(p *peer, seq uint64) {
 // unprove forgets the proof that was under way: its answer cannot come.
 func (p *peer) unprove() {
 	p.proof = 0
-	for _, r := range p.ranks {
+	for r := range each(&p.fresh) {
 		r.proof = 0
 	}
 }
@@ -213,9 +247,10 @@ func (c *Core) notice(now kv.Instant, p *peer, n session.Notice[call]) {
 		p.down = ""
 		p.unprove()
 		p.cancels = nil
-		for _, r := range slices.Clone(p.ranks) {
+		for r := range p.ranks() {
 			if r.state == rankQueued {
 				r.state = rankLegacy
+				r.moveTo(&p.settled)
 				c.advance(r.w)
 			}
 		}
@@ -230,7 +265,7 @@ func (c *Core) notice(now kv.Instant, p *peer, n session.Notice[call]) {
 // what waits for one. A rank that was ready may be so no more: what its
 // receiver kept for us, and nobody has claimed, is cancelled with our lease.
 func (c *Core) lose(p *peer, queued bool, code fault.Code, text string) {
-	for _, r := range slices.Clone(p.ranks) {
+	for r := range p.ranks() {
 		if r.w.told || r.state == rankLegacy || (r.state == rankQueued && !queued) {
 			continue
 		}

@@ -419,8 +419,8 @@ func runHistory(t *testing.T, seed int64) {
 		t.Fatalf("seed %d: %d watches are kept, and it wakes at %v", seed, len(w.c.watches), w.wake)
 	}
 	for _, p := range w.c.byID {
-		if len(p.ranks)+len(p.cancels) != 0 || !p.sess.Idle() {
-			t.Fatalf("seed %d: %s has %d ranks, %d cancels, idle %v", seed, p.addr, len(p.ranks), len(p.cancels), p.sess.Idle())
+		if p.watched()+len(p.cancels) != 0 || !p.sess.Idle() {
+			t.Fatalf("seed %d: %s has %d ranks, %d cancels, idle %v", seed, p.addr, p.watched(), len(p.cancels), p.sess.Idle())
 		}
 	}
 	// A name that was cancelled while it was watched is not live anywhere.

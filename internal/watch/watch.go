@@ -2,8 +2,8 @@ package watch
 
 import (
 	"container/heap"
+	"container/list"
 	"fmt"
-	"slices"
 
 	"github.com/berthkv/berth/internal/fault"
 	"github.com/berthkv/berth/internal/kv"
@@ -53,7 +53,19 @@ type rank struct {
 	n     int
 	p     *peer
 	state rankState
-	proof uint64 // asked: the heartbeat sent after the Watch, 0: none yet
+	proof uint64 // fresh: the heartbeat sent after the Watch, 0: none yet
+	list  *list.List
+	at    *list.Element // in list, p's fresh or settled
+}
+
+// moveTo puts a rank at the end of one of its receiver's lists; nil: of none.
+func (r *rank) moveTo(l *list.List) {
+	if r.list != nil {
+		r.list.Remove(r.at)
+	}
+	if r.list, r.at = l, nil; l != nil {
+		r.at = l.PushBack(r)
+	}
 }
 
 // watch begins a watch at every rank's receiver.
@@ -87,9 +99,10 @@ func (c *Core) watch(now kv.Instant, ev Watch) {
 		}
 		r := &rank{w: w, n: i, p: p}
 		w.ranks = append(w.ranks, r)
-		p.ranks = append(p.ranks, r)
+		r.moveTo(&p.fresh)
 		if p.sess.Foreign() {
 			r.state = rankLegacy
+			r.moveTo(&p.settled)
 		}
 		c.settleWant(now, p)
 	}
@@ -253,7 +266,7 @@ func (c *Core) forget(now kv.Instant, w *watched) {
 	delete(c.watches, w.call)
 	delete(c.byName, w.reqID)
 	for _, r := range w.ranks {
-		r.p.ranks = slices.DeleteFunc(r.p.ranks, func(x *rank) bool { return x == r })
+		r.moveTo(nil)
 		c.settleWant(now, r.p)
 	}
 }
