@@ -45,6 +45,8 @@ type seen struct {
 	alone  bool  // nothing of its sender waited when it came, and it was never blocked
 	passed int64 // chunks that came later and were admitted while it waits
 	waited kv.Duration
+	since  kv.Instant  // waiting: when it came; ended: when
+	stood  kv.Duration // by its receiver until since
 	left   bool
 	gen    kv.Generation
 	slots  []kv.SlotID
@@ -236,6 +238,7 @@ func (r *receiver) noted(note any) {
 			w.violate("R9", "%s waits again at %s", q.name, r.name)
 		}
 		q.place, q.passed = waiting, 0
+		r.from(q)
 		q.alone = !slices.ContainsFunc(r.waits, func(j int) bool { return w.requests[j].Sender == q.Sender })
 		r.waits = append(r.waits, i)
 		r.lives(i)
@@ -277,6 +280,8 @@ func (r *receiver) noted(note any) {
 		r.heardOf(q)
 		q.marked = q.place == unheard
 		r.endsAt(i, ending{n.Ending, n.Reason})
+	case intake.NoteUnclaimed:
+		r.onTime(q, w.sc.Lease, "to be claimed")
 	case intake.NoteTrusted:
 		// R6's named exception: whoever may still write, or read, is trusted to be
 		// gone.
@@ -376,8 +381,12 @@ func (r *receiver) endsAt(i int, e ending) {
 	if q.at.how != "" {
 		r.w.violate("R5", "%s has ended %s at %s, and ends again: %s", q.name, q.at, r.name, e)
 	}
+	if q.place == waiting && e.why == fault.Deadline {
+		r.onTime(q, 2*r.w.sc.Lease, "to be admitted")
+	}
 	r.waitsNoMore(i)
 	q.at, q.place = e, ended
+	r.from(q)
 	if e.how != msg.EndReady {
 		return
 	}
@@ -387,6 +396,21 @@ func (r *receiver) endsAt(i int, e ending) {
 		} else {
 			r.w.violate("R7", "%s is ready without its slot %d", q.name, s)
 		}
+	}
+}
+
+// from notes since when something of a request runs at its receiver.
+func (r *receiver) from(q *request) { q.since, q.stood = r.w.now, r.host.stood }
+
+// onTime is R10 at the receiver: what a time ends is ended at that time, not when
+// something else happens to step the core.
+func (r *receiver) onTime(q *request, d kv.Duration, what string) {
+	slack := r.w.sc.Lease/60 + r.host.stood - q.stood
+	if r.host.stood != q.stood {
+		slack += r.w.sc.Lease // after a stop it reads first what had come meanwhile
+	}
+	if late := r.w.now.Sub(q.since) - d; late > slack {
+		r.w.violate("R10", "%s had %g s %s at %s, and is ended %.3f s late", q.name, d.Seconds(), what, r.name, late.Seconds())
 	}
 }
 

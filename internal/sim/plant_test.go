@@ -9,15 +9,14 @@ import (
 	"unsafe"
 
 	"github.com/berthkv/berth/internal/explore"
+	"github.com/berthkv/berth/internal/kv"
 	"github.com/berthkv/berth/internal/slot"
 )
 
 // TestPlants: each fault that is planted, in what surrounds the cores or in a
 // core's memory, is found by a rule that it breaks, and the scenario that shows
 // it is made small; without it the same scenario passes. The explorer has more:
-// those of ranks, of LMCache's senders, and those against which something else
-// helps here (other nodes' heartbeats wake who is not woken; who reuses staging
-// has opened a new session, which ends the old one's copies).
+// those of ranks, of LMCache's senders and of engines that block.
 func TestPlants(t *testing.T) {
 	for _, c := range []struct {
 		plant  explore.Plant
@@ -36,6 +35,8 @@ func TestPlants(t *testing.T) {
 		{explore.PlantNoLimit, "tcp", nil, []string{"R11"}},
 		{explore.PlantDropFence, "tcp", nil, []string{"R10", "R12", "check"}},
 		{explore.PlantLeak, "tcp", nil, []string{"R10", "R12"}},
+		{explore.PlantNoWake, "tcp", nil, []string{"R10"}},
+		{explore.PlantNoGeneration, "shm", []Kind{Delay}, []string{"R7"}},
 	} {
 		t.Run(string(c.plant), func(t *testing.T) {
 			o := Options{Requests: 300, Senders: 3, Receivers: 2, Capacity: 16, Staging: 8, Load: Mixed, Rate: 1.5, Faults: c.faults, Every: 10,
@@ -43,14 +44,25 @@ func TestPlants(t *testing.T) {
 			if o.Faults == nil {
 				o.Faults = []Kind{}
 			}
+			if c.plant == explore.PlantNoGeneration { // few staging slots are used again soon
+				o.Senders, o.Receivers, o.Staging, o.Rate, o.Load = 2, 1, 2, 0.1, Small
+			}
 			for o.Seed = 1; o.Seed < 20; o.Seed++ {
 				sc := Random(o)
 				sc.Plant = c.plant
-				if c.plant == explore.PlantNoLimit {
+				switch c.plant {
+				case explore.PlantNoLimit:
 					sc.MaxWaiting = 3
-				}
-				if c.plant == explore.PlantSwallow {
+				case explore.PlantSwallow:
 					sc.Requests[7].Chunks = sc.Capacity + 1
+				case explore.PlantNoWake: // what nobody reads is given up by time alone
+					for i := 0; i < len(sc.Requests); i += 20 {
+						sc.Requests[i].Unread = true
+					}
+				case explore.PlantNoGeneration: // who gives a request up uses its staging slots for another
+					for i := 0; i < len(sc.Requests); i += 3 {
+						sc.Requests[i].Leaves = kv.Duration(1+i%40) * 20 * kv.Millisecond
+					}
 				}
 				_, err := Simulate(sc, Run{CheckEvery: 4})
 				var v *Violation

@@ -74,6 +74,10 @@ func (r *receiver) boots() {
 		},
 	}, node.Deps{Router: r, Receivers: map[string]link.Receiver{r.link: &linkReceiver{r.in, r}}, Local: &r.engine, PoolNames: []string{localapi.ReceivePool}})
 	r.turn, r.check = r.node.Turn, r.node.Check
+	if sc.Plant == explore.PlantNoWake {
+		n := r.node
+		r.turn = func() kv.Instant { n.Turn(); return never }
+	}
 	r.engine.attach()
 }
 
@@ -284,6 +288,12 @@ func (l *linkReceiver) Open(owner kv.Incarnation, gen kv.Generation, slots []kv.
 }
 
 func (l *linkReceiver) Pull(owner kv.Incarnation, gen kv.Generation, items []link.PullItem) {
+	if l.r.w.sc.Plant == explore.PlantNoGeneration { // no word is ever raised: see sender.Store
+		items = slices.Clone(items)
+		for i := range items {
+			items[i].SrcGen = 0
+		}
+	}
 	l.Receiver.Pull(owner, gen, items)
 	l.r.kick()
 }

@@ -215,15 +215,9 @@ type request struct {
 // slot is free, or until a rule is broken. The error is a *Violation, or that of
 // the context.
 func Simulate(sc *Scenario, run Run) (Report, error) {
-	w := newWorld(sc, run)
-	w.report.begin(w)
-	w.last = kv.Instant(sc.Requests[len(sc.Requests)-1].At)
-	w.arrive(0)
-	w.fault(0)
-	w.sample()
-	for w.bad == nil && !w.done {
-		w.step()
-		if w.steps++; w.steps%(1<<16) == 0 && run.Context != nil && run.Context.Err() != nil {
+	w := begin(sc, run)
+	for w.step() {
+		if w.steps%(1<<16) == 0 && run.Context != nil && run.Context.Err() != nil {
 			return w.report.end(w), run.Context.Err()
 		}
 	}
@@ -237,9 +231,26 @@ func Simulate(sc *Scenario, run Run) (Report, error) {
 	return r, nil
 }
 
-// step lets whoever is ready take a turn, or takes the next event. A core or a
-// link that panics has found a rule broken by itself.
-func (w *world) step() {
+// begin makes a world in which nothing has happened yet.
+func begin(sc *Scenario, run Run) *world {
+	w := newWorld(sc, run)
+	w.report.begin(w)
+	w.last = kv.Instant(sc.Requests[len(sc.Requests)-1].At)
+	w.arrive(0)
+	w.fault(0)
+	w.sample()
+	return w
+}
+
+// step lets whoever is ready take a turn, or takes the next event; false when
+// all is over. A core or a link that panics has found a rule broken by itself.
+func (w *world) step() bool {
+	w.steps++
+	w.stepOnce()
+	return w.bad == nil && !w.done
+}
+
+func (w *world) stepOnce() {
 	defer func() {
 		if p := recover(); p != nil {
 			w.violate("check", "panic: %v", p)
