@@ -65,6 +65,41 @@ func TestDocsNameTests_broken(t *testing.T) {
 	}
 }
 
+// TestScripts: a script that a document names is there, and none lies beside the
+// folder of scripts that its package runs.
+func TestScripts(t *testing.T) {
+	docs, _ := filepath.Glob("../../docs/*.md")
+	top, _ := filepath.Glob("../../*.md")
+	found := 0
+	for _, name := range append(docs, top...) {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range scriptNames.FindAllSubmatch(text, -1) {
+			found++
+			if _, err := os.Stat("../../" + string(m[1])); err != nil {
+				t.Errorf("%s: %v", filepath.Base(name), err)
+			}
+		}
+	}
+	if found < 5 {
+		t.Fatalf("only %d scripts are named: the search is broken", found)
+	}
+	scripts, err := filepath.Glob("../*/testdata/scripts")
+	if err != nil || len(scripts) < 5 {
+		t.Fatalf("%v: %v", scripts, err)
+	}
+	for _, dir := range scripts {
+		stray, _ := filepath.Glob(filepath.Dir(dir) + "/*.txt")
+		for _, s := range stray {
+			t.Errorf("%s is not in %s: nothing runs it", s, dir)
+		}
+	}
+}
+
+var scriptNames = regexp.MustCompile("`(internal/[a-z_/]*testdata/[a-z_/]*\\.txt)`")
+
 // TestArchitectureNamesPackages: the table of layers has every package, since
 // layers.go says so.
 func TestArchitectureNamesPackages(t *testing.T) {
