@@ -25,6 +25,11 @@ func (x *system) moves(state []byte) (out []uint32, goal bool, bad string) {
 	if goal, bad = w.judge(moves); goal || bad != "" {
 		return nil, goal, bad
 	}
+	if x.reduced && int(w.spent) == x.budget {
+		if own := w.ownMoves(); own != nil {
+			moves = own
+		}
+	}
 	for _, m := range moves {
 		out = append(out, pack(m))
 	}

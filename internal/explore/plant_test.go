@@ -58,6 +58,9 @@ func TestPlants(t *testing.T) {
 			if !strings.Contains(r.bad, c.finds) {
 				t.Fatalf("%q is not found, but %q in %s", c.finds, r.bad, r)
 			}
+			if r, m = shortest(r, m, c.system, c.budget, c.plant, c.blind); !strings.Contains(r.bad, c.finds) {
+				t.Fatalf("%q is not found in the whole graph, but %q in %s", c.finds, r.bad, r)
+			}
 			t.Logf("%s\n%s\n%s\n%s----\n", r, r.bad, head(c.system, c.budget, c.plant, c.blind), script(m, r.moves))
 			clean, err := build(c.system, c.budget, "", "")
 			if err != nil {

@@ -29,6 +29,7 @@ type limits struct {
 	states  int           // at most; 0: no limit
 	elapsed time.Duration // at most; 0: no limit
 	workers int           // 0: one for each processor
+	whole   bool          // every order of moves is tried, also those that cannot matter
 }
 
 // report is what a search found.
@@ -57,6 +58,9 @@ func (r *report) String() string {
 func search(m model, lim limits) *report {
 	begin := time.Now()
 	g := newGraph()
+	if x, ok := m.(*system); ok {
+		x.reduced = !lim.whole
+	}
 	rep := &report{complete: true}
 	start := m.start()
 	root, _ := g.add(g.hash(start), none, 0)

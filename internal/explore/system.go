@@ -60,10 +60,11 @@ const (
 // system is a config made ready.
 type system struct {
 	config
-	plant Plant
-	m     *memo
-	specs []spec // of the attempts
-	facts kv.Facts
+	plant   Plant
+	reduced bool // see reduce.go
+	m       *memo
+	specs   []spec // of the attempts
+	facts   kv.Facts
 
 	recvParts *parts[receiver]
 	sendParts *parts[sender]
