@@ -44,9 +44,10 @@ var searches = map[string][]struct {
 		{2, "one cold"},
 	},
 	"full": {
-		{3, "one"},
-		{2, "cold queue pair hasty limits lockstep"},
-		{1, "uneven wide three order ranks ranksqueue lockstep/wide"},
+		{2, "lockstep limits queue pair"},
+		{1, "lockstep/wide ranksqueue ranks three"},
+		{3, "one/nixl"},
+		{2, "uneven"},
 	},
 }
 
