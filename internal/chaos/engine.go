@@ -282,6 +282,9 @@ func (e *engine) send(ctx context.Context, o order, prompts []uint32, begun chan
 	if o.CancelAt == "ended" { // valid, and without effect on what has been told
 		d.cancel(ctx, tr)
 	}
+	if end.Reason == client.PeerLost && d.a.Err() != nil {
+		return outcome{agentOut, string(end.Reason), end.Text}
+	}
 	return outcome{end.Ending, string(end.Reason), end.Text}
 }
 

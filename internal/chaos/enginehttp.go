@@ -12,6 +12,8 @@ import (
 	"net/http"
 	"strconv"
 	"time"
+
+	"github.com/berthkv/berth/client"
 )
 
 // The engine's side of what the proxy asks: a token is a number, and the model
@@ -128,7 +130,11 @@ func (e *engine) prefill(ctx context.Context, w http.ResponseWriter, b httpBody)
 		go func() {
 			ctx, cancel := context.WithTimeout(ctx, o.Hang)
 			defer cancel()
-			e.done(o, e.send(ctx, o, sums, begun))
+			out := e.send(ctx, o, sums, begun)
+			e.done(o, out)
+			if out.ending == agentOut {
+				e.giveUp(ctx, o)
+			}
 			select {
 			case begun <- false:
 			default:
@@ -147,6 +153,26 @@ func (e *engine) prefill(ctx context.Context, w http.ResponseWriter, b httpBody)
 	w.Header().Set("Content-Type", "application/json")
 	fmt.Fprintf(w, `{"id":"cmpl-1","object":"text_completion","created":17,"model":"m","choices":[{"index":0,"text":"x","logprobs":null,"finish_reason":"length","stop_reason":null,"token_ids":%s}],"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d}}`,
 		ids, len(b.Prompt), len(b.Prompt)+len(answer), len(answer))
+}
+
+// giveUp says of a request that this engine's agent was lost with, through the
+// agent that is there now, that nothing will come of it. The lost one may not have
+// told the receiver that it began; then nobody else could tell the proxy.
+func (e *engine) giveUp(ctx context.Context, o order) {
+	ctx, cancel := context.WithTimeout(ctx, o.Deadline)
+	defer cancel()
+	a := e.use()
+	for ; a == nil && ctx.Err() == nil; a = e.use() {
+		pause(ctx, redial)
+	}
+	if a == nil {
+		return
+	}
+	defer e.drop(a)
+	tr, err := a.Begin(ctx, client.Begin{Req: o.Req, TotalChunks: o.Declare, Host: o.Host, AllocPort: o.Port, Deadline: o.Deadline, BerthProxy: true})
+	if err == nil {
+		tr.Cancel(ctx, client.PeerLost, "the sender's agent was lost")
+	}
 }
 
 // decode waits for the prompt's KV, if it comes by name, and streams the rest of
