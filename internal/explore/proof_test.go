@@ -25,14 +25,18 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
+// bounds are systems, by name, and the budget of faults within which each is
+// searched.
+type bounds struct {
+	budget  int
+	systems string
+}
+
 // searches are what TestProof does: systems and their budgets. docs/proof.md
 // has the numbers of ci and full. CI runs ci, without the race detector; short,
 // with it, leaves out systems whose parts are in smaller ones, since a race is
 // in a part.
-var searches = map[string][]struct {
-	budget  int
-	systems string
-}{
+var searches = map[string][]bounds{
 	"short": {
 		{0, "one queue pair uneven wide cold hasty"},
 		{1, "one cold"},

@@ -12,13 +12,9 @@ import (
 // state whether it moves before the others or after them. And the states of rest
 // are those of the reduced search.
 func TestReduction(t *testing.T) {
-	plan := []struct {
-		budget  int
-		systems string
-	}{{0, "uneven wide hasty three ranks ranksqueue order limits"}, {1, "one queue cold"}}
+	plan := []bounds{{0, "uneven wide hasty three ranks ranksqueue order limits"}, {1, "one queue cold"}}
 	if *flagProof == "full" {
-		plan = append(plan, plan[0])
-		plan[2].budget, plan[2].systems = 1, "pair uneven limits"
+		plan = append(plan, bounds{1, "pair uneven limits"})
 	}
 	for _, s := range plan {
 		for _, name := range names(s.systems) {
