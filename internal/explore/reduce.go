@@ -51,6 +51,9 @@ func (w *world) movesOf(e int) (out []move) {
 
 // alone: nothing that another does touches the engine or its agents.
 func (w *world) alone(e int) bool {
+	if w.x.alike && e > 0 && !w.promptBegun(w.firstOf(e)) {
+		return false // it may begin once the engine before it has
+	}
 	for k := range w.x.ranks {
 		n := e*w.x.ranks + k
 		s, r := w.sends[n], w.recvs[w.recvOf(n)]
