@@ -109,7 +109,7 @@ hostile: ## set every attack of the tables on an agent and a proxy: what honest 
 PROOF ?= ci
 proof: ## explore every interleaving of the cores in small systems, faults included (PROOF=full: more faults, an hour or more)
 	$(GO) test -count=1 -timeout 24h -run '^TestProof$$' -v ./internal/explore -proof $(PROOF)
-	$(GO) test -count=1 -run 'TestPlants|TestException|TestReplay' ./internal/explore
+	$(GO) test -count=1 -timeout 24h -run 'TestPlants|TestException|TestReplay|TestReduction' ./internal/explore -proof $(PROOF)
 
 CHAOS ?= full
 SEED  ?= 0

@@ -1,5 +1,7 @@
 package explore
 
+import "slices"
+
 // A system is a model: moves are packed into numbers.
 
 func (x *system) start() []byte { return x.root().encode() }
@@ -22,10 +24,12 @@ func (x *system) text(state []byte, m uint32) string { return x.decode(state).te
 func (x *system) moves(state []byte) (out []uint32, goal bool, bad string) {
 	w := x.decode(state)
 	moves := w.moves(nil)
-	if goal, bad = w.judge(moves); goal || bad != "" {
+	if goal, bad = w.judge(moves); bad != "" {
 		return nil, goal, bad
+	} else if goal { // all is over; but what was lost sight of may still come
+		moves = slices.DeleteFunc(moves, func(m move) bool { return m.kind != mvStray && m.kind != mvUnstick })
 	}
-	if x.reduced && int(w.spent) == x.budget {
+	if x.reduced && !goal && int(w.spent) == x.budget {
 		if own := w.ownMoves(); own != nil {
 			moves = own
 		}
@@ -33,7 +37,7 @@ func (x *system) moves(state []byte) (out []uint32, goal bool, bad string) {
 	for _, m := range moves {
 		out = append(out, pack(m))
 	}
-	return out, false, ""
+	return out, goal, ""
 }
 
 func (x *system) move(state []byte, m uint32, say func(string, ...any)) (next []byte, bad, excepted string) {

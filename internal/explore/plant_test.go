@@ -54,7 +54,7 @@ func TestPlants(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			r := search(m, limits{})
+			r := search(m, limits{reduced: true})
 			if !strings.Contains(r.bad, c.finds) {
 				t.Fatalf("%q is not found, but %q in %s", c.finds, r.bad, r)
 			}

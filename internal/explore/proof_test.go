@@ -11,11 +11,11 @@ import (
 )
 
 var (
-	flagProof  = flag.String("proof", "short", "which searches TestProof makes: short, ci or full")
-	flagSystem = flag.String("system", "", "the one system that TestProof explores")
-	flagBudget = flag.Int("budget", 1, "the budget of faults, with -system")
-	flagWhole  = flag.Bool("whole", false, "try every order of moves, also those that cannot matter")
-	flagStates = flag.Int("states", 0, "end a search after so many states, 0: never; it fails then")
+	flagProof   = flag.String("proof", "short", "which searches TestProof makes: short, ci or full")
+	flagSystem  = flag.String("system", "", "the one system that TestProof explores")
+	flagBudget  = flag.Int("budget", 1, "the budget of faults, with -system")
+	flagReduced = flag.Bool("reduced", false, "leave out orders of moves that cannot matter")
+	flagStates  = flag.Int("states", 0, "end a search after so many states, 0: never; it fails then")
 )
 
 // TestMain lets garbage wait: a search makes much and frees little.
@@ -93,7 +93,7 @@ func prove(t *testing.T, name string, budget int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := search(m, limits{states: *flagStates, whole: *flagWhole})
+	r := search(m, limits{states: *flagStates, reduced: *flagReduced})
 	t.Log(r)
 	if r.bad != "" {
 		r, m = shortest(r, m, name, budget, "", "")
@@ -114,7 +114,7 @@ func shortest(found *report, in model, name string, budget int, p Plant, blind s
 	if err != nil {
 		return found, in
 	}
-	if r := search(m, limits{states: 10_000_000, whole: true}); r.bad != "" {
+	if r := search(m, limits{states: 10_000_000}); r.bad != "" {
 		return r, m
 	}
 	return found, in

@@ -13,7 +13,10 @@ import (
 // are those of the reduced search.
 func TestReduction(t *testing.T) {
 	plan := []bounds{{0, "uneven wide hasty three ranks ranksqueue order limits"}, {1, "one queue cold"}}
-	if *flagProof == "full" {
+	switch *flagProof {
+	case "ci":
+		plan = append(plan, bounds{1, "pair/nixl"})
+	case "full":
 		plan = append(plan, bounds{1, "pair uneven limits"})
 	}
 	for _, s := range plan {
@@ -25,7 +28,7 @@ func TestReduction(t *testing.T) {
 				}
 				all, _ := build(name, s.budget, "", "")
 				x := &commuting{system: all.(*system)}
-				whole, reduced := search(x, limits{workers: 1, whole: true}), search(few, limits{})
+				whole, reduced := search(x, limits{workers: 1}), search(few, limits{reduced: true})
 				if whole.bad != "" {
 					t.Fatalf("%s\n%s----\n", whole.bad, script(x, whole.moves))
 				}

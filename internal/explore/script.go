@@ -43,7 +43,7 @@ func run(m model, lines []string) string {
 	state := m.start()
 	for _, line := range lines {
 		moves, goal, bad := m.moves(state)
-		if goal || bad != "" {
+		if goal && len(moves) == 0 || bad != "" {
 			fmt.Fprintf(&b, "%s\nerror: %q comes after the end\n", verdict(goal, bad), line)
 			return b.String()
 		}

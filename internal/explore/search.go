@@ -29,7 +29,7 @@ type limits struct {
 	states  int           // at most; 0: no limit
 	elapsed time.Duration // at most; 0: no limit
 	workers int           // 0: one for each processor
-	whole   bool          // every order of moves is tried, also those that cannot matter
+	reduced bool          // orders of moves that cannot matter are left out: see reduce.go
 }
 
 // report is what a search found.
@@ -59,7 +59,7 @@ func search(m model, lim limits) *report {
 	begin := time.Now()
 	g := newGraph()
 	if x, ok := m.(*system); ok {
-		x.reduced = !lim.whole
+		x.reduced = lim.reduced
 	}
 	rep := &report{complete: true}
 	start := m.start()

@@ -54,7 +54,7 @@ func remembering(t *testing.T, name string) model {
 	if err != nil {
 		t.Fatal(err)
 	}
-	search(m, limits{states: 3000, whole: true})
+	search(m, limits{states: 3000})
 	remembered[name] = m
 	return m
 }
