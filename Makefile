@@ -59,13 +59,13 @@ python-test: build python ## test the Python client against real agents, from it
 VLLM := $(CACHE)/vllm-1
 
 .PHONY: vllm vllm-short demo-vllm
-vllm: build python ## test the vLLM connector on real vLLM (installs it: 7 GB in CACHE)
-	@bash python/tests/install-vllm.sh $(VLLM)
-	@bash python/tests/run-vllm.sh $(VLLM) $(PYTEST)
+vllm: build python lmcache ## test the vLLM connector on real vLLM, and with LMCache's proxy (installs both: 14 GB in CACHE)
+	@bash python/tests/install-vllm.sh $(VLLM) lmcache $(LMCACHE)/bin/python
+	@KV_TEST_LMCACHE=$(LMCACHE)/bin/python bash python/tests/run-vllm.sh $(VLLM) --ignore tests/vllm/test_short.py $(or $(PYTEST),tests/vllm)
 
-vllm-short: build python ## its hooks over real agents and caches, without servers
+vllm-short: build python ## its hooks over real agents and caches, and one pair of servers (installs vLLM: 7 GB in CACHE)
 	@bash python/tests/install-vllm.sh $(VLLM)
-	@bash python/tests/run-vllm.sh $(VLLM) tests/vllm/test_connector.py $(PYTEST)
+	@bash python/tests/run-vllm.sh $(VLLM) $(or $(PYTEST),tests/vllm/test_connector.py tests/vllm/test_short.py)
 
 demo-vllm: build python ## ask real vLLM a few questions through Berth, and see where the KV went (installs it: 7 GB in CACHE)
 	@bash python/tests/install-vllm.sh $(VLLM)

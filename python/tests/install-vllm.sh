@@ -1,13 +1,26 @@
 #!/usr/bin/env bash
 # Make a Python environment with real vLLM for CPU and a small real model in it (3-4 min, 7 GB). A second run does nothing.
-#   install-vllm.sh DIR      DIR/bin/python, DIR/model
+#   install-vllm.sh DIR         DIR/bin/python, DIR/model
+#   install-vllm.sh DIR lmcache PYTHON    and, from LMCache's source package, its example proxy; PYTHON is of an environment with LMCache
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 dir=$1 stamp=$1/.berth-vllm-1
+if [ "${2:-}" = lmcache ]; then
+  bash "$0" "$dir"
+  proxy=$dir/lmcache/disagg_proxy_server.py
+  [ -e "$proxy" ] && exit 0
+  mkdir -p "$dir/lmcache"
+  "$3" -m pip download -q --disable-pip-version-check --no-deps --no-build-isolation --no-binary lmcache -d "$dir/dl" lmcache==0.5.6
+  tar -xzOf "$dir/dl/lmcache-0.5.6.tar.gz" lmcache-0.5.6/examples/disagg_prefill/disagg_proxy_server.py > "$proxy.new"
+  mv "$proxy.new" "$proxy"
+  rm -rf "$dir/dl"
+  exit 0
+fi
 [ -e "$stamp" ] && exit 0
 die() { echo "vllm: $*" >&2; exit 1; }
 command -v python3 >/dev/null || die "python3 is missing: vLLM needs Python 3.10 or later"
 python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' || die "Python 3.10 or later is needed; this is $(python3 --version)"
+python3 -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null || die "libnuma.so.1 is missing, which vLLM for CPU links: install libnuma1"
 mkdir -p "$dir"
 if command -v flock >/dev/null; then # two runs at once: the second waits for the first
   exec 9>"$dir/.lock"

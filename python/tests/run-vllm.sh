@@ -6,8 +6,12 @@ set -euo pipefail
 dir=$1; shift
 cd "$(dirname "$0")/.."
 site=$(cd .. && pwd)/dist/vllm-site tools=$(cd .. && pwd)/dist/vllm-tools
-rm -rf "$site"
-"$dir/bin/python" -m pip install -q --disable-pip-version-check --no-deps --target "$site" ../dist/berth_kv-*.whl
+stamp=$site/.$(cat ../dist/berth_kv-*.whl | sha256sum | cut -c1-32)
+if [ ! -e "$stamp" ]; then
+  rm -rf "$site"
+  "$dir/bin/python" -m pip install -q --disable-pip-version-check --no-deps --target "$site" ../dist/berth_kv-*.whl
+  touch "$stamp"
+fi
 export KV_TEST_VLLM=$dir KV_TEST_SITE=$site OMP_NUM_THREADS=1
 case ${1:-} in *.py)
   script=tests/vllm/$1

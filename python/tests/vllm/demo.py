@@ -4,23 +4,18 @@ their KV cache went."""
 from __future__ import annotations
 
 import pathlib
-import re
 import shutil
 import sys
 import tempfile
 import time
 
-from fleet import NAME, VLLM, Agent, events, free_port, get, proxy, until
+from fleet import NAME, VLLM, Agent, events, free_port, proxy, stop, until
 
 QUESTIONS = [
     "What is the capital of France?",
     "Explain in two sentences why the sky is blue.",
     "Here is a list: apples, pears, plums, cherries. " * 40 + "What kind of things are in the list? Answer in one sentence.",
 ]
-
-
-def metric(agent: Agent, name: str) -> float:
-    return sum(float(v) for v in re.findall(rf"^{name}(?:\{{.*\}})? (\S+)$", get(agent.http, "/metrics") or "", re.M))
 
 
 def main() -> int:
@@ -66,7 +61,7 @@ def main() -> int:
         for p in reversed(processes):
             if failed and not p.alive():
                 print(f"{p.name} has ended:\n{p.tail(20)}", file=sys.stderr)
-            p.stop()
+        stop(processes)
         if failed:
             print(f"logs: {folder}", file=sys.stderr)
         else:

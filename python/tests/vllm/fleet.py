@@ -5,6 +5,7 @@ Needs KV_TEST_VLLM, the environment that install-vllm.sh makes; the connector is
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import json
 import os
@@ -18,7 +19,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 ROOT = pathlib.Path(__file__).parents[3]
@@ -62,6 +63,24 @@ class Process:
     def alive(self) -> bool:
         return self.process.poll() is None
 
+    def members(self) -> list[int]:
+        """Every process of its session."""
+        pids = []
+        for name in os.listdir("/proc"):
+            if name.isdigit():
+                with contextlib.suppress(OSError):
+                    if os.getsid(int(name)) == self.process.pid:
+                        pids.append(int(name))
+        return pids
+
+    def ticks(self) -> int:
+        """Hundredths of a second of CPU that these have used."""
+        used = 0
+        for p in self.members():
+            with contextlib.suppress(OSError):
+                used += sum(int(n) for n in pathlib.Path(f"/proc/{p}/stat").read_text().rpartition(")")[2].split()[11:13])
+        return used
+
     def tail(self, lines: int = 60) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
@@ -70,12 +89,24 @@ class Process:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(30)
 
-    def stop(self) -> None:
+    def terminate(self) -> None:
         if self.alive():
             self.process.send_signal(signal.SIGTERM)
+
+    def stop(self) -> None:
+        self.terminate()
+        if self.alive():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(40)
         self.kill()
+
+
+def stop(processes: Sequence[Process]) -> None:
+    """End them all, side by side, the last first."""
+    for p in reversed(processes):
+        p.terminate()
+    for p in reversed(processes):
+        p.stop()
 
 
 class Agent(Process):
@@ -209,6 +240,154 @@ def until(what: Any, text: str, seconds: float = WAIT, process: Process | None =
         if time.monotonic() > end:
             raise AssertionError(f"after {seconds:g} s: not {text}\n{process.tail() if process else ''}")
         tick.wait(0.1)
+
+
+LENGTHS = [5, 6, 17, 31, 64, 100, 127, 128, 129, 200, 255, 256, 257, 300, 384, 400, 450, 511, 512, 513]
+LENGTHS += [20, 30, 40, 60, 90, 140, 180, 220, 260, 320, 350, 420, 600, 640, 700, 768, 800, 1000, 1400, 1800]
+FRESH = [300, 700, 500, 900]  # prompts that no test has asked before
+AT_ONCE = 8
+
+
+def at_once(f: Any, items: Iterable[Any], most: int = AT_ONCE) -> list[Any]:
+    with concurrent.futures.ThreadPoolExecutor(most) as pool:
+        return list(pool.map(f, items))
+
+
+def questions(server: VLLM) -> list[dict[str, Any]]:
+    """Prompts of every length, the last of them fresh; tokenized by a server."""
+    text = "".join((ROOT / name).read_text() for name in ("PROTOCOL.md", "README.md", "ARCHITECTURE.md"))
+    ids = post(server.port, "/tokenize", {"model": NAME, "prompt": text})["tokens"]
+    prompts: list[dict[str, Any]] = [{"prompt": ids[i * 311 % (len(ids) - n) :][:n]} for i, n in enumerate(LENGTHS)]
+    for i in range(0, len(prompts), 4):  # every fourth is a chat
+        words = text[i * 500 : i * 500 + 4 * LENGTHS[i]]
+        prompts[i] = {"messages": [{"role": "user", "content": "Say what this is about: " + words}]}
+    prompts += [{"prompt": ids[:600] + ids[5000 + 50 * i :][: 20 + 70 * i]} for i in range(4)]  # a shared prefix
+    prompts += [{"prompt": ids[-1000 - 100 * i :][:n]} for i, n in enumerate(FRESH)]
+    return prompts
+
+
+_answers: dict[str, tuple[list[dict[str, Any]], list[list[int]]]] = {}  # of plain vLLM, by dtype
+
+
+class Fleet:
+    """Prefill engines and one decode engine, each beside its agent, behind Berth's proxy; and what plain vLLM answers."""
+
+    def __init__(self, folder: pathlib.Path, prefillers: int = 1, dtype: str = "float32", *, p_args: list[str] | None = None, d_args: list[str] | None = None, policy: str = "recompute", find: bool = False, plain: bool = True, beside: bool = False) -> None:
+        """plain: with a plain server's answers. beside: with a plain server that goes on."""
+        self.folder, self.dtype, self.p_args, self.d_args, self.policy, self.find = folder, dtype, p_args, d_args, policy, find
+        self.notify = free_port()
+        self.processes: list[Process] = []
+        self.want: list[list[int]] = []
+        try:
+            plain = plain and not beside
+            self.plain: VLLM | None = self.add(VLLM("plain", folder, dtype, core=0)) if beside or plain and dtype not in _answers else None
+            self.senders = [self.sender(i) for i in range(prefillers)]
+            self.receiver: Agent = self.add(Agent("receiver", folder, "receiver", dtype, 20))
+            self.prefillers = [self.prefiller(i) for i in range(prefillers)]
+            self.decoder: VLLM = self.add(
+                VLLM("decode", folder, dtype, role="kv_consumer", agent=self.receiver, core=1, args=d_args, policy=policy, extra={"find": find, "timings": True})
+            )
+            if self.plain:
+                self.prompts = questions(self.plain.ready())
+            if self.plain and not beside:
+                port = self.plain.port
+                _answers[dtype] = self.prompts, at_once(lambda p: answer(port, p), self.prompts)
+                self.plain.stop()
+            for v in (*self.prefillers, self.decoder):
+                v.ready()
+            if plain:
+                self.prompts, self.want = _answers[dtype]
+            elif not beside:
+                self.prompts = questions(self.decoder)
+            self.asked = range(len(self.prompts) - len(FRESH))
+            self.front, self.port = self.proxy()
+        except BaseException:
+            self.close()
+            raise
+
+    def add(self, p: Any) -> Any:
+        self.processes.append(p)
+        return p
+
+    def proxy(self) -> tuple[Process, int]:
+        p, port = proxy(self.folder, self.prefillers, [(self.decoder, self.receiver)], self.notify)
+        return self.add(p), port
+
+    def sender(self, i: int) -> Agent:
+        return self.add(Agent(f"sender-{i}", self.folder, "sender", self.dtype, 8, self.notify))  # type: ignore[no-any-return]
+
+    def prefiller(self, i: int, port: int = 0) -> VLLM:
+        return self.add(VLLM(f"prefill-{i}", self.folder, self.dtype, role="kv_producer", agent=self.senders[i], core=i, args=self.p_args, port=port))  # type: ignore[no-any-return]
+
+    def ask(self, i: int) -> list[int]:
+        """The proxy's answer to prompt i; every other one streamed."""
+        return answer(self.port, self.prompts[i], stream=i % 2 == 0)
+
+    def computed(self) -> tuple[float, float]:
+        """Prompt tokens that the decoder computed, and those that came from elsewhere."""
+        return (self.decoder.counter("prompt_tokens_by_source_total", source="local_compute"),
+                self.decoder.counter("prompt_tokens_by_source_total", source="external_kv_transfer"))  # fmt: skip
+
+    def equal(self, which: Iterable[int]) -> None:
+        which = list(which)
+        got = at_once(self.ask, which)
+        wrong = [(i, g, self.want[i]) for i, g in zip(which, got) if g != self.want[i]]
+        assert not wrong, wrong
+
+    def settled(self) -> None:
+        """Every slot is free, and every block."""
+        for a in (*self.senders, self.receiver):
+            if a.alive():
+                until(a.empty, f"every slot of {a.name} free: {a.status()}", 60, a)
+        for v in (*self.prefillers, self.decoder):
+            if v.alive():
+                until(lambda v=v: v.counter("num_requests_running") == 0 and v.counter("kv_cache_usage_perc") == 0, f"{v.name} has nothing left", 60)
+
+    def transfers(self) -> None:
+        """KV travels again."""
+
+        def received() -> bool:
+            before = self.computed()[1]
+            got = self.ask(12)
+            assert not self.want or got == self.want[12]
+            return self.computed()[1] > before
+
+        until(received, "KV travels again", 120)
+        self.settled()
+
+    def restart_receiver(self) -> None:
+        """A new decode agent, and both sides of the decode engine know it."""
+        again = "connected to the agent of rank 0 again"
+        before = self.decoder.log.read_text().count(again)
+        old = self.receiver
+        old.kill()
+        self.receiver = self.add(Agent("receiver", self.folder, "receiver", self.dtype, 20, ports=(old.alloc, old.init)))
+        until(lambda: self.decoder.log.read_text().count(again) >= before + 2, "both sides are connected again", 60)
+
+    def lose_a_load(self, i: int, stream: bool) -> Any:
+        """The answer to prompt i, or the error, when the decode agent dies after the engine has claimed its KV and before it has copied it."""
+        workers = [p for p in self.decoder.members() if b"Worker" in pathlib.Path(f"/proc/{p}/cmdline").read_bytes()]
+        assert workers
+
+        def tell(n: int) -> None:
+            for p in workers:
+                os.kill(p, n)
+
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            tell(signal.SIGSTOP)
+            try:
+                running = pool.submit(answer, self.port, self.prompts[i], stream)
+                until(lambda: self.receiver.status()["pool"]["claimed"], "it is claimed")  # type: ignore[index]
+                self.receiver.kill()
+            finally:
+                tell(signal.SIGCONT)
+            try:
+                return running.result(WAIT)
+            except (RuntimeError, OSError) as e:
+                return e
+
+    def close(self) -> None:
+        stop(self.processes)
 
 
 if __name__ == "__main__":
