@@ -46,7 +46,7 @@ func proxyMain(flags string) int {
 	p, err := berth.StartProxy(ctx, berth.ProxyConfig{Addr: "127.0.0.1:0", NotifyAddr: "127.0.0.1:0", HTTPAddr: "127.0.0.1:0",
 		DialTimeout: 2 * time.Second, Nodes: proxy.Config{Prefillers: []proxy.Addr{f.Prefill},
 			Decoders: []proxy.Decoder{{Addr: f.Decode, Receivers: []proxy.Receiver{{Host: "127.0.0.1", InitPort: f.Init, AllocPort: f.Alloc}}}},
-			Timeouts: proxy.Timeouts{Body: 2 * time.Second, Write: 2 * time.Second}}},
+			Timeouts: proxy.Timeouts{Watch: 15 * time.Second, Body: 2 * time.Second, Write: 2 * time.Second}}},
 		slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError})))
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -113,6 +113,9 @@ func (f *front) engine() *httptest.Server {
 			flood(w, r)
 		case a.Stream:
 			f.decode(w, r, a)
+		case a.MaxTokens > 1: // all of a request, since its KV did not come
+			f.recomputed.Add(1)
+			http.Error(w, `{"error":{"message":"this is the prefill engine's"}}`, http.StatusBadRequest)
 		default:
 			f.prefill(w, r, a)
 		}
@@ -265,8 +268,9 @@ func (f *front) ask() time.Duration {
 
 func newFront(t *testing.T) *front {
 	t.Helper()
-	r := startAgent(t, receiving(t, 64).with(settings{"log_level": "error"}))
-	s := startAgent(t, sending(64).with(settings{"log_level": "error"}))
+	// A busy machine must not be taken for a lost peer: leases are as in production.
+	r := startAgent(t, receiving(t, 64).with(settings{"log_level": "error", "lease_sec": "15"}))
+	s := startAgent(t, sending(64).with(settings{"log_level": "error", "lease_sec": "15"}))
 	f := &front{t: t, send: s.engine(t), recv: r.engine(t), http: &http.Client{Transport: &http.Transport{}}}
 	t.Cleanup(f.http.CloseIdleConnections)
 	var flags proxyFlags
