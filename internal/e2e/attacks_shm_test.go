@@ -76,7 +76,7 @@ func (m *lyingMemory) close() {
 func (m *lyingMemory) scribble(ctx context.Context) {
 	var noise [4096]byte
 	rand.Read(noise[:])
-	for i := 0; ctx.Err() == nil; i++ {
+	pace(ctx, 20_000, func(i int) error { // not as fast as it goes: that would only take the victim's processors
 		gen := uint64(1) // the first half keeps its generation, and is copied whole
 		if i%lyingSlots >= lyingSlots/2 {
 			gen = []uint64{1, uint64(i % 3), math.MaxUint64}[i%3]
@@ -89,7 +89,8 @@ func (m *lyingMemory) scribble(ctx context.Context) {
 			m.words.Truncate(0)                      //
 			m.staging.Truncate(2 * lyingSlots << 16) // it may grow
 		}
-	}
+		return nil
+	})
 }
 
 // shmHello opens a link with whatever descriptors; the caller closes the
