@@ -311,7 +311,7 @@ func (d *deal) failed(ctx context.Context, ending string, err error) outcome {
 		return outcomeOf(hung, err)
 	case ctx.Err() != nil:
 		return outcomeOf(stopped, err)
-	case d.a.Err() != nil:
+	case d.a.Err() != nil || fault.CodeOf(err) == client.PeerLost: // a call may hear of it before Err tells
 		return outcomeOf(agentOut, err)
 	}
 	return outcomeOf(ending, err)
