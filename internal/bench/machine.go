@@ -82,40 +82,57 @@ func field(path, name string) string {
 
 // busy returns how many cores were in use during d.
 func busy(d time.Duration) (float64, error) {
-	before, err := cpuTicks()
+	before, err := readCPU()
 	if err != nil {
 		return 0, err
 	}
-	start := time.Now()
 	time.Sleep(d)
-	after, err := cpuTicks()
-	return float64(after-before) / ticks / time.Since(start).Seconds(), err
+	after, err := readCPU()
+	return after.since(before).cores(), err
 }
 
 // ticks is USER_HZ, the unit of CPU times in /proc: 100 on every Linux that Go
 // runs on.
 const ticks = 100
 
-// cpuTicks returns the time that all cores have been in use, steal included.
-func cpuTicks() (int64, error) {
+// cpuTicks is the time of all cores together, in ticks. What they were used for is
+// divided by what they had, both of one reading: on a busy machine a clock would
+// be read long before or after.
+type cpuTicks struct{ used, all int64 }
+
+func (c cpuTicks) since(b cpuTicks) cpuTicks { return cpuTicks{c.used - b.used, c.all - b.all} }
+
+// cores is how many cores were in use.
+func (c cpuTicks) cores() float64 {
+	if c.all <= 0 {
+		return 0
+	}
+	return float64(c.used) / float64(c.all) * float64(runtime.NumCPU())
+}
+
+// readCPU returns the time that all cores have been in use, steal included, and
+// that they have had, since the machine started.
+func readCPU() (c cpuTicks, err error) {
 	b, err := os.ReadFile("/proc/stat")
 	if err != nil {
-		return 0, err
+		return c, err
 	}
 	line, _, _ := strings.Cut(string(b), "\n")
 	f := strings.Fields(line) // cpu user nice system idle iowait irq softirq steal
 	if len(f) < 9 {
-		return 0, fmt.Errorf("/proc/stat begins with %q", line)
+		return c, fmt.Errorf("/proc/stat begins with %q", line)
 	}
-	sum := int64(0)
-	for _, i := range []int{1, 2, 3, 6, 7, 8} {
+	for i := 1; i <= 8; i++ {
 		n, err := strconv.ParseInt(f[i], 10, 64)
 		if err != nil {
-			return 0, err
+			return c, err
 		}
-		sum += n
+		c.all += n
+		if i != 4 && i != 5 {
+			c.used += n
+		}
 	}
-	return sum, nil
+	return c, nil
 }
 
 // usage is what the live threads of a process have used so far; threads of Go

@@ -6,6 +6,7 @@ import (
 	"io"
 	"math"
 	"os"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -140,6 +141,21 @@ func TestMachine(t *testing.T) {
 	if m.Race {
 		if _, _, err := machine(false); err == nil || !strings.Contains(err.Error(), "--anyway") {
 			t.Errorf("a build with the race detector measures: %v", err)
+		}
+	}
+}
+
+// A share of what the machine had: no reading is divided by a time that another
+// clock has seen.
+func TestCores(t *testing.T) {
+	n := float64(runtime.NumCPU())
+	for _, c := range []struct {
+		used, all int64
+		want      float64
+	}{{0, 0, 0}, {0, 100, 0}, {50, 100, n / 2}, {100, 100, n}} {
+		before := cpuTicks{used: 7, all: 9}
+		if got := (cpuTicks{before.used + c.used, before.all + c.all}).since(before).cores(); got != c.want {
+			t.Errorf("%d of %d ticks are %v cores, want %v", c.used, c.all, got, c.want)
 		}
 	}
 }

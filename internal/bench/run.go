@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"time"
 )
 
 // Options are what every benchmark is told.
@@ -27,8 +26,7 @@ type run struct {
 	Options
 	*Report
 	*stage
-	started time.Time
-	before  int64 // cpuTicks
+	before cpuTicks
 }
 
 // begin checks the options and the machine, and sets the stage. The caller
@@ -47,11 +45,11 @@ func (o Options) begin(ctx context.Context, name string) (*run, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &run{Options: o, Report: &Report{Bench: name, Machine: m, Notes: notes}, started: time.Now()}
+	r := &run{Options: o, Report: &Report{Bench: name, Machine: m, Notes: notes}}
 	if r.stage, err = newStage(ctx); err != nil {
 		return nil, err
 	}
-	r.before, err = cpuTicks()
+	r.before, err = readCPU()
 	return r, err
 }
 
@@ -87,7 +85,7 @@ func (r *run) end(err error) (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	after, err := cpuTicks()
+	after, err := readCPU()
 	if err != nil {
 		return nil, err
 	}
@@ -95,8 +93,9 @@ func (r *run) end(err error) (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	elapsed := time.Since(r.started).Seconds()
-	r.Machine.During = max(0, float64(after-r.before)/ticks-(self.cpu+r.stage.spent).Seconds()) / elapsed
+	others := after.since(r.before)
+	others.used = max(0, others.used-int64((self.cpu+r.stage.spent).Seconds()*ticks))
+	r.Machine.During = others.cores()
 	if r.Machine.Busy <= busyLimit*float64(r.Machine.Cores) && r.Machine.During > busyLimit*float64(r.Machine.Cores) {
 		r.note("something else used %.2f of %d cores during the run: read ratios, not figures", r.Machine.During, r.Machine.Cores)
 	}

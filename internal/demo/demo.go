@@ -88,7 +88,7 @@ func Run(ctx context.Context, o Options) (rep *Report, err error) {
 }
 
 // requestTimeout bounds one prompt, so that a hanging one fails the demo.
-const requestTimeout = 20 * time.Second
+const requestTimeout = time.Minute
 
 // run is one demo.
 type run struct {
