@@ -86,8 +86,9 @@ var evils = []evil{
 // TestHostileReceiver: a prefill engine's requests to receivers that lie end, and
 // cost nothing of those to honest ones; the sender is as before afterwards.
 func TestHostileReceiver(t *testing.T) {
-	good := startAgent(t, receiving(t, 64).with(settings{"log_level": "error"}))
-	c := startAgentProcess(t, sending(64).with(settings{"log_level": "error", "links": "tcp", "dial_timeout_sec": "2"}))
+	// A busy machine must not be taken for a lost peer.
+	good := startAgent(t, receiving(t, 64).with(settings{"log_level": "error", "lease_sec": "6"}))
+	c := startAgentProcess(t, sending(64).with(settings{"log_level": "error", "lease_sec": "6", "links": "tcp", "dial_timeout_sec": "2"}))
 	v := &victim{child: c, t: t}
 	sender, receiver := c.engine(t, "prefill"), good.engine(t)
 	for i := range 5 {

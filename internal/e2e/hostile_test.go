@@ -179,9 +179,10 @@ func p99(took []time.Duration) float64 {
 // bytes; the agent's memory stays within what its limits let the attack hold; and
 // afterwards every slot, descriptor and goroutine is back.
 func TestHostile(t *testing.T) {
-	s := receiving(t, 64).with(settings{"tcp_connections": "2", "log_level": "error"})
+	// A busy machine must not be taken for a lost peer.
+	s := receiving(t, 64).with(settings{"tcp_connections": "2", "log_level": "error", "lease_sec": "6"})
 	v := startVictim(t, s)
-	sender := startAgent(t, sending(64).with(settings{"log_level": "error"}))
+	sender := startAgent(t, sending(64).with(settings{"log_level": "error", "lease_sec": "6"}))
 	honest := &pair{t: t, v: v, label: "honest", sender: sender.engine(t), receiver: v.engine(t, "decoder")}
 	w := &world{v: v, t: t, client: honest.sender}
 	honest.requests(20) // everything is there that ever will be
