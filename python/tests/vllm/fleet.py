@@ -178,7 +178,7 @@ class VLLM(Process):
 
 def proxy(folder: pathlib.Path, prefillers: list[VLLM], decoders: list[tuple[VLLM, Agent]], notify: int, options: list[str] | None = None) -> tuple[Process, int]:
     port = free_port()
-    argv = [BERTH, "proxy", "--host", "127.0.0.1", "--port", str(port), "--proxy-host", "127.0.0.1", "--proxy-port", str(notify)]
+    argv = [BERTH, "proxy", "--host", "127.0.0.1", "--port", str(port), "--http-addr", "127.0.0.1:0", "--proxy-host", "127.0.0.1", "--proxy-port", str(notify)]
     argv += ["--prefiller-host", "127.0.0.1", "--prefiller-port", ",".join(str(p.port) for p in prefillers), "--num-prefillers", str(len(prefillers))]
     argv += ["--decoder-host", "127.0.0.1", "--decoder-port", ",".join(str(d.port) for d, _ in decoders), "--num-decoders", str(len(decoders))]
     argv += ["--decoder-init-port", ",".join(str(a.init) for _, a in decoders), "--decoder-alloc-port", ",".join(str(a.alloc) for _, a in decoders)]
