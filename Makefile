@@ -58,7 +58,7 @@ python-test: build python ## test the Python client against real agents, from it
 # Real vLLM, in an environment of its own outside the checkout.
 VLLM := $(CACHE)/vllm-1
 
-.PHONY: vllm vllm-short demo-vllm
+.PHONY: vllm vllm-short demo-vllm bench-vllm
 vllm: build python lmcache ## test the vLLM connector on real vLLM, and with LMCache's proxy (installs both: 14 GB in CACHE)
 	@bash python/tests/install-vllm.sh $(VLLM) lmcache $(LMCACHE)/bin/python
 	@KV_TEST_LMCACHE=$(LMCACHE)/bin/python bash python/tests/run-vllm.sh $(VLLM) --ignore tests/vllm/test_short.py $(or $(PYTEST),tests/vllm)
@@ -70,6 +70,10 @@ vllm-short: build python ## its hooks over real agents and caches, and one pair 
 demo-vllm: build python ## ask real vLLM a few questions through Berth, and see where the KV went (installs it: 7 GB in CACHE)
 	@bash python/tests/install-vllm.sh $(VLLM)
 	@bash python/tests/run-vllm.sh $(VLLM) demo.py
+
+bench-vllm: build python ## time to first token through Berth's 1P1D beside plain vLLM and vLLM's NixlConnector (BENCH='--rounds 5')
+	@bash python/tests/install-vllm.sh $(VLLM) nixl
+	@bash python/tests/run-vllm.sh $(VLLM) cost.py $(BENCH)
 
 check: lint ## formatting, vet, linters, tidy modules, tests with and without invariants, short fuzzing
 	$(GO) test -race -shuffle=on -tags invariants -timeout 15m ./...

