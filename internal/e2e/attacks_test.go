@@ -391,7 +391,11 @@ func neverReads(ctx context.Context, w *world) error {
 		}
 	}
 	w.begun()
-	return pace(ctx, 100, func(i int) error {
+	rate := 300
+	if shadow > 1 { // the race detector makes the victim that much slower
+		rate = 100
+	}
+	return pace(ctx, rate, func(i int) error {
 		nc := all[len(all)-1-i%12]
 		nc.SetWriteDeadline(time.Now().Add(200 * time.Millisecond))
 		if _, err := nc.Write(frame); err != nil { // closed, or the victim reads no more
