@@ -39,7 +39,7 @@ func Take(n int) ([]int, error) {
 	own.Lock()
 	defer own.Unlock()
 	if own.lock == nil {
-		if err := claim(); err != nil {
+		if err := claim(rand.IntN(blocks)); err != nil {
 			return nil, err
 		}
 	}
@@ -58,11 +58,10 @@ func Take(n int) ([]int, error) {
 	return nil, fmt.Errorf("freeport: %d ports asked for and %d of the %d from %d on are free", n, len(out), block, own.base)
 }
 
-// claim takes a block. Its lock is a name in the abstract space of unix sockets:
+// claim takes the first block that is free from that one on. Its lock is a name in the abstract space of unix sockets:
 // that is of one network namespace, as ports are, and the kernel frees it when the
 // process ends, however it ends.
-func claim() error {
-	at := rand.IntN(blocks)
+func claim(at int) error {
 	for i := range blocks {
 		b := (at + i) % blocks
 		l, err := net.Listen("unix", "@berth-ports-"+strconv.Itoa(first+b*block))

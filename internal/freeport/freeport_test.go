@@ -6,13 +6,19 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"testing"
 )
 
-// A second process takes ports of its own and says which.
+// A second process takes ports of its own, from the first's block on, and says
+// which.
 func TestMain(m *testing.M) {
-	if os.Getenv("FREEPORT_TAKE") != "" {
+	if at, err := strconv.Atoi(os.Getenv("FREEPORT_TAKE")); err == nil {
+		if err := claim(at); err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
 		ports, err := Take(3)
 		fmt.Println(ports, err)
 		bufio.NewReader(os.Stdin).ReadString('\n') // holds them until told
@@ -79,7 +85,7 @@ func TestOtherProcess(t *testing.T) {
 	bases := map[int]bool{own.base: true}
 	for range 4 {
 		cmd := exec.Command(os.Args[0])
-		cmd.Env = append(os.Environ(), "FREEPORT_TAKE=1", "GORACE=atexit_sleep_ms=0")
+		cmd.Env = append(os.Environ(), fmt.Sprint("FREEPORT_TAKE=", (own.base-first)/block), "GORACE=atexit_sleep_ms=0")
 		in, err := cmd.StdinPipe()
 		if err != nil {
 			t.Fatal(err)
