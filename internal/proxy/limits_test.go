@@ -103,12 +103,10 @@ func TestBody(t *testing.T) {
 	f.settled()
 }
 
-// TestTooManyRequests: at the limit, one more gets 503 and when to come again;
-// the others are unharmed.
-func TestTooManyRequests(t *testing.T) {
-	const limit = 3
-	f := newFleet(t, 1, 1, true, func(c *Config) { c.MaxInFlight = limit })
-	stuck, release := newGauge(), make(chan struct{})
+// holdDecode keeps the decode engine's requests, which stuck counts, until release
+// is closed.
+func (f *fleet) holdDecode() (stuck *gauge, release chan struct{}) {
+	stuck, release = newGauge(), make(chan struct{})
 	f.decodes[0].setHook(func(_ http.ResponseWriter, r *http.Request, _ gjson.Result) bool {
 		stuck.add(1)
 		select {
@@ -117,6 +115,15 @@ func TestTooManyRequests(t *testing.T) {
 		}
 		return false
 	})
+	return stuck, release
+}
+
+// TestTooManyRequests: at the limit, one more gets 503 and when to come again;
+// the others are unharmed.
+func TestTooManyRequests(t *testing.T) {
+	const limit = 3
+	f := newFleet(t, 1, 1, true, func(c *Config) { c.MaxInFlight = limit })
+	stuck, release := f.holdDecode()
 	statuses := make(chan int, limit)
 	for range limit {
 		go func() {
@@ -383,15 +390,7 @@ func TestSlowBodies(t *testing.T) {
 // may be, one more gets 503; what has ended makes room.
 func TestTooManyBodies(t *testing.T) {
 	f := newFleet(t, 1, 1, true, func(c *Config) { c.MaxBodies = 300 })
-	stuck, release := newGauge(), make(chan struct{})
-	f.decodes[0].setHook(func(_ http.ResponseWriter, r *http.Request, _ gjson.Result) bool {
-		stuck.add(1)
-		select {
-		case <-release:
-		case <-r.Context().Done():
-		}
-		return false
-	})
+	stuck, release := f.holdDecode()
 	body := fmt.Sprintf(`{"prompt":"hello"%s}`, strings.Repeat(" ", 182)) // 200 bytes
 	first := make(chan int, 1)
 	go func() {
