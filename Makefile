@@ -107,11 +107,13 @@ bench: ## run the Go benchmarks
 allocs: ## compare the allocations of the hot paths' benchmarks with .ci/allocs.txt
 	@GO='$(GO)' .ci/allocs
 
+hostile compare: SHELL := bash
+hostile compare: .SHELLFLAGS := -o pipefail -c
 hostile: ## set every attack of the tables on an agent and a proxy: what honest requests take without and with it, and its memory
 	@$(GO) test -count=1 -timeout 15m -run '^TestHostile(Proxy)?$$' -v ./internal/e2e -hostile | sed -nE 's/^ *hostile(_proxy)?_test.go:[0-9]+: \|/|/p; /FAIL/p; /^ok/p'
 
 PROOF ?= ci
-proof: ## explore every interleaving of the cores in small systems, faults included (PROOF=full: more faults, an hour or more)
+proof: ## explore every interleaving of the cores in small systems, faults included (PROOF=full: more faults, hours)
 	$(GO) test -count=1 -timeout 24h -run '^TestProof$$' -v ./internal/explore -proof $(PROOF)
 	$(GO) test -count=1 -timeout 24h -run 'TestPlants|TestException|TestReplay|TestReduction' ./internal/explore -proof $(PROOF)
 
