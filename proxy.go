@@ -28,9 +28,9 @@ type ProxyConfig struct {
 	// Addr is where clients connect, NotifyAddr where senders push their words
 	// (LMCache's proxy-host and proxy-port), HTTPAddr the operator's endpoints.
 	Addr, NotifyAddr, HTTPAddr string
-	Nodes                      proxy.Config // engines and limits; Incarnation and Log are filled in
-	PeerAllow                  []string     // networks that may push words; default: loopback and the engines' hosts
-	DialTimeout                time.Duration
+	Nodes                      proxy.Config  // engines and limits; Incarnation and Log are filled in
+	PeerAllow                  []string      // networks that may push words; default: loopback and the engines' hosts
+	DialTimeout                time.Duration // bound of a connection attempt to a receiver; 0: 5 s
 }
 
 // Proxy is a running proxy. Close it.
@@ -80,6 +80,9 @@ func (p *Proxy) start(ctx context.Context, cfg ProxyConfig, log *slog.Logger) er
 		host = "host"
 	}
 	name := host + "-proxy"
+	if cfg.DialTimeout == 0 {
+		cfg.DialTimeout = 5 * time.Second
+	}
 	d := newDialer(name, inc, log)
 	p.undo.add(d.Close)
 	w := node.NewWatcher(node.WatcherConfig{Watch: watch.Config{Node: name, Incarnation: inc, Secret: secret}, DialTimeout: cfg.DialTimeout, Dialer: d, Log: log})

@@ -74,6 +74,23 @@ func (c *Client) Begin(ctx context.Context, b Begin) (*Transfer, error) {
 	return nil, err
 }
 
+// GiveUp says that nothing will come of a request that was begun as b through
+// an agent that was lost: that one, whose incarnation is lost, may not have told
+// the receiver of it, and then nobody else could tell the proxy. It changes
+// nothing if this agent is the same one, which knows, and nothing of what has
+// become ready. (PROTOCOL.md, 4.6.)
+func (c *Client) GiveUp(ctx context.Context, b Begin, lost string) error {
+	if c.info.Incarnation == lost {
+		return nil
+	}
+	b.TotalChunks, b.Stage, b.BerthProxy = 1, 0, true // for a moment, so as little as can be
+	if _, err := c.Begin(ctx, b); err != nil {
+		return err
+	}
+	_, err := c.Cancel(ctx, b.Req, PeerLost, "its sender's agent was lost")
+	return err
+}
+
 // forget drops a transfer that was not accepted.
 func (c *Client) forget(t *Transfer) {
 	c.mu.Lock()

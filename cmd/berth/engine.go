@@ -96,16 +96,24 @@ type agentConn struct{ *client.Client }
 
 func (a agentConn) Info() engine.Info {
 	i := a.Client.Info()
-	return engine.Info{SlotBytes: i.SlotBytes, MaxStage: i.MaxStage}
+	return engine.Info{Incarnation: i.Incarnation, SlotBytes: i.SlotBytes, MaxStage: i.MaxStage}
 }
 
 func (a agentConn) Begin(ctx context.Context, b engine.Begin) (engine.Transfer, error) {
-	t, err := a.Client.Begin(ctx, client.Begin{Req: b.Req, TotalChunks: b.TotalChunks, Host: b.Host, AllocPort: b.AllocPort, InitPort: b.InitPort,
-		Deadline: b.Deadline, BerthProxy: b.BerthProxy})
+	t, err := a.Client.Begin(ctx, beginOf(b))
 	if err != nil {
 		return nil, err
 	}
 	return transfer{t, a.Client}, nil
+}
+
+func (a agentConn) GiveUp(ctx context.Context, b engine.Begin, lost string) error {
+	return a.Client.GiveUp(ctx, beginOf(b), lost)
+}
+
+func beginOf(b engine.Begin) client.Begin {
+	return client.Begin{Req: b.Req, TotalChunks: b.TotalChunks, Host: b.Host, AllocPort: b.AllocPort, InitPort: b.InitPort,
+		Deadline: b.Deadline, BerthProxy: b.BerthProxy}
 }
 
 func (a agentConn) Wait(ctx context.Context, req string, deadline time.Duration) error {

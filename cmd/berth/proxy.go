@@ -77,7 +77,7 @@ operator. The prefillers' and decoders' ports are the engines' HTTP ports; the d
 		p, err := berth.StartProxy(cmd.Context(), berth.ProxyConfig{
 			Addr:       net.JoinHostPort(*host, strconv.Itoa(*port)),
 			NotifyAddr: net.JoinHostPort(*notifyHost, strconv.Itoa(*notifyPort)),
-			HTTPAddr:   *httpAddr, PeerAllow: *peerAllow, DialTimeout: 5 * time.Second,
+			HTTPAddr:   *httpAddr, PeerAllow: *peerAllow,
 			Nodes: proxy.Config{Prefillers: pre, Decoders: dec, Policy: proxy.Policy(*policy), MaxInFlight: *inFlight, ShowNodes: *showNodes, Timeouts: t},
 		}, log)
 		if err != nil {

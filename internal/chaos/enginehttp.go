@@ -169,10 +169,9 @@ func (e *engine) giveUp(ctx context.Context, o order) {
 		return
 	}
 	defer e.drop(a)
-	tr, err := a.Begin(ctx, client.Begin{Req: o.Req, TotalChunks: o.Declare, Host: o.Host, AllocPort: o.Port, Deadline: o.Deadline, BerthProxy: true})
-	if err == nil {
-		tr.Cancel(ctx, client.PeerLost, "the sender's agent was lost")
-	}
+	// An agent's begin that was cut off may not have reached it either: so the same
+	// agent is told too.
+	a.GiveUp(ctx, client.Begin{Req: o.Req, Host: o.Host, AllocPort: o.Port, Deadline: o.Deadline}, "")
 }
 
 // decode waits for the prompt's KV, if it comes by name, and streams the rest of

@@ -140,6 +140,11 @@ func (f *front) prefill(w http.ResponseWriter, r *http.Request, a engineAsk) {
 			f.wrong.CompareAndSwap(nil, &err)
 		}
 	}
+	f.first(w, a)
+}
+
+// first answers with the first token.
+func (f *front) first(w http.ResponseWriter, a engineAsk) {
 	token := nextToken(a.Prompt)
 	w.Header().Set("Content-Type", "application/json")
 	fmt.Fprintf(w, `{"id":"c","object":"text_completion","created":1,"model":"m","choices":[{"index":0,"text":"x","logprobs":null,"finish_reason":"length","token_ids":[%d]}],"usage":{"prompt_tokens":%d,"completion_tokens":1,"total_tokens":%d}}`,
@@ -214,8 +219,19 @@ func (f *front) read(ctx context.Context, req string) error {
 	return f.recv.Release(ctx, "by-"+req, req)
 }
 
-// ask is one request of an honest client; its answer must be right.
+// ask is one request of an honest client; its answer must be right, and its KV
+// have come.
 func (f *front) ask() time.Duration {
+	f.t.Helper()
+	took := f.answered()
+	if n := f.recomputed.Load(); n > 0 {
+		f.t.Fatalf("request %d: its KV did not come", f.n)
+	}
+	return took
+}
+
+// answered is one request whose answer must be right.
+func (f *front) answered() time.Duration {
 	f.t.Helper()
 	f.n++
 	const tokens = 5
@@ -259,9 +275,6 @@ func (f *front) ask() time.Duration {
 	}
 	if err := f.wrong.Load(); err != nil {
 		f.t.Fatalf("request %d: %v", f.n, *err)
-	}
-	if n := f.recomputed.Load(); n > 0 {
-		f.t.Fatalf("request %d: its KV did not come", f.n)
 	}
 	return time.Since(began)
 }

@@ -259,6 +259,9 @@ func TestAgentLost(t *testing.T) {
 				}
 				lost.Mend()
 				side.connected()
+				if op == "stage" || op == "submit" { // earlier the answer tells it, later it may have become ready
+					v.fleet.Until(t, "given up r", 1)
+				}
 				v.fleet.Check(t)
 				before := v.d.Stats().Loaded
 				got.tokens, got.err = v.answer("next", prompt, 8)

@@ -29,6 +29,11 @@ type Agent interface {
 	// the request; grant and ending are told by the Transfer.
 	Begin(ctx context.Context, b Begin) (Transfer, error)
 
+	// GiveUp says of a request that was begun as b through the agent that was lost,
+	// of that incarnation, that nothing will come of it. It changes nothing at the
+	// same agent.
+	GiveUp(ctx context.Context, b Begin, lost string) error
+
 	// Wait returns nil when a request of that name is ready, and its ending as
 	// an error when it failed or was cancelled.
 	Wait(ctx context.Context, req string, deadline time.Duration) error
@@ -54,8 +59,9 @@ type Dialer func(ctx context.Context) (Agent, error)
 
 // Info describes an agent's pools.
 type Info struct {
-	SlotBytes int64
-	MaxStage  int // most slots of one Stage; 0 without a staging pool
+	Incarnation string // another after a restart
+	SlotBytes   int64
+	MaxStage    int // most slots of one Stage; 0 without a staging pool
 }
 
 // Begin is a prompt that shall be sent to one rank of a receiver.

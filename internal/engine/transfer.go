@@ -17,6 +17,7 @@ import (
 //	compute  the engine's loop, in steps                    (parallel to ship)
 //	ship     each rank: stage, copy whole chunks, submit    (parallel to compute)
 //	settle   wait for every rank's ending; one bad ending cancels the others
+//	give up  where an agent was lost meanwhile: tell the next one, in the background
 //
 // Before admit is through, the request holds nothing in this engine and is not
 // computed. While it ships, it waits for its own tokens and for staging slots,
@@ -48,6 +49,7 @@ type transfer struct {
 // begunRank is a rank at which the transfer was begun.
 type begunRank struct {
 	number int
+	begin  Begin
 	link   *link
 	lost   context.Context // the transfer's context, ended by the loss of the connection too
 	done   func()
@@ -108,7 +110,7 @@ func (t *transfer) admit(ctx context.Context) error {
 			done()
 			return err
 		}
-		t.begun = append(t.begun, begunRank{number: i, link: link, lost: bound, done: done, t: sent})
+		t.begun = append(t.begun, begunRank{number: i, begin: b, link: link, lost: bound, done: done, t: sent})
 		t.e.wg.Go(func() { t.watch(ctx, bound, sent) })
 		select {
 		case <-sent.Granted():
@@ -235,11 +237,59 @@ func (t *transfer) settle(ctx context.Context, err error) {
 			defer context.AfterFunc(b.link.lost, cancel)()
 			err := b.t.Cancel(bye)
 			b.link.turn.handIn()
+			if err != nil && b.begin.BerthProxy {
+				t.e.giveUp(b)
+			}
 			return err
 		})
 	}
 	if err := g.Wait(); err != nil {
 		t.e.cfg.Log.Info("cancel not answered", "req", t.r.send.req, "err", err)
+	}
+}
+
+// giveUp says of a rank's request whose agent was lost, through the next agent,
+// that nothing will come of it: the lost one may not have told the receiver of
+// it, and the proxy waits for the receiver's word. It does not wait; there are at
+// most as many to be given up as were being sent when the agent was lost.
+func (e *Engine) giveUp(b begunRank) {
+	e.wg.Go(func() {
+		ctx, cancel := context.WithTimeout(e.ctx, e.cfg.RequestTimeout)
+		defer cancel()
+		for gone := b.link; ; {
+			select {
+			case <-gone.lost.Done():
+			case <-ctx.Done():
+				return // it is there, and only slow to answer
+			}
+			next, err := e.giveUpAtNext(ctx, b)
+			if err == nil {
+				return
+			}
+			if next != nil {
+				select {
+				case <-next.agent.Done(): // it was lost too
+					gone = next
+					continue
+				default:
+				}
+			}
+			e.cfg.Log.Warn("nobody was told that a transfer is lost", "req", b.begin.Req, "rank", b.number, "err", err)
+			return
+		}
+	})
+}
+
+func (e *Engine) giveUpAtNext(ctx context.Context, b begunRank) (*link, error) {
+	rank := e.ranks[b.number]
+	for {
+		if err := rank.connected(ctx); err != nil {
+			return nil, err
+		}
+		if link, bound, done, err := rank.use(ctx); err == nil {
+			defer done()
+			return link, link.agent.GiveUp(bound, b.begin, b.link.agent.Info().Incarnation)
+		}
 	}
 }
 

@@ -104,6 +104,21 @@ def test_grant_brings_slots_and_the_batch_gives_back(pair: Pair) -> None:
         assert ended.value.code == "cancelled"
 
 
+def test_giving_up(pair: Pair) -> None:
+    """What an engine says through the next agent of a request whose agent was lost."""
+    sender, receiver = pair
+    with berth_kv.connect(sender.socket, LAYOUT) as s, berth_kv.connect(receiver.socket, LAYOUT) as r:
+        send(s, receiver.alloc_port, "first", [1])[0].wait_ended(timeout=WAIT)  # sender and receiver know each other
+        r.claim("mine", "first").release()
+        s.give_up("r", s.info.incarnation, host="127.0.0.1", alloc_port=receiver.alloc_port)  # the same agent: it knows
+        with pytest.raises(DeadlineError):
+            r.wait("r", timeout=0.05)
+        s.give_up("r", "another", host="127.0.0.1", alloc_port=receiver.alloc_port)
+        with pytest.raises(AgentError) as e:
+            r.wait("r", timeout=WAIT)
+        assert (e.value.code, e.value.text) == ("peer_lost", "its sender's agent was lost")
+
+
 def test_errors_have_the_agents_words(pair: Pair) -> None:
     sender, receiver = pair
     with berth_kv.connect(sender.socket, LAYOUT) as s, berth_kv.connect(receiver.socket, LAYOUT) as r:

@@ -15,6 +15,7 @@ import (
 // conn is an engine's connection to a node.
 type conn struct {
 	n      *Node
+	life   string // of the node when it was made: its incarnation
 	done   chan struct{}
 	cut    bool // guarded by Fleet.mu
 	closed bool // guarded by Fleet.mu
@@ -27,7 +28,7 @@ func (n *Node) Dial(context.Context) (engine.Agent, error) {
 	if n.refuse != nil {
 		return nil, n.refuse
 	}
-	c := &conn{n: n, done: make(chan struct{})}
+	c := &conn{n: n, life: strconv.Itoa(n.cuts), done: make(chan struct{})}
 	n.conns = append(n.conns, c)
 	n.f.changeLocked()
 	return c, nil
@@ -38,6 +39,7 @@ func (n *Node) Cut() {
 	n.f.mu.Lock()
 	defer n.f.mu.Unlock()
 	n.refuse = fault.New(fault.PeerLost, "the agent is down")
+	n.cuts++
 	for _, c := range n.conns {
 		c.cutLocked()
 	}
@@ -96,7 +98,7 @@ func (c *conn) Close() error {
 func (c *conn) Done() <-chan struct{} { return c.done }
 
 func (c *conn) Info() engine.Info {
-	return engine.Info{SlotBytes: int64(c.n.staging.size), MaxStage: c.n.staging.slots / 2}
+	return engine.Info{Incarnation: c.life, SlotBytes: int64(c.n.staging.size), MaxStage: c.n.staging.slots / 2}
 }
 
 func (c *conn) Staging(slot kv.SlotID) []byte {
@@ -162,6 +164,25 @@ func (c *conn) Begin(_ context.Context, b engine.Begin) (engine.Transfer, error)
 		to.admitLocked()
 	}
 	return w, nil
+}
+
+// GiveUp notes that the engine said so.
+func (c *conn) GiveUp(_ context.Context, b engine.Begin, lost string) error {
+	if err := c.fault("give up", b.Req); err != nil {
+		return err
+	}
+	f := c.n.f
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	switch {
+	case c.cut:
+		return errLost
+	case lost == c.life:
+		return nil
+	}
+	f.log = append(f.log, "given up "+b.Req)
+	f.changeLocked()
+	return nil
 }
 
 func (w *flow) Granted() <-chan struct{} { return w.granted }
@@ -286,6 +307,9 @@ func (w *flow) Submit(_ context.Context, chunks []engine.Staged, end bool) error
 func (w *flow) Cancel(context.Context) error {
 	w.f.mu.Lock()
 	defer w.f.mu.Unlock()
+	if w.from.cut {
+		return errLost
+	}
 	if w.over && w.err == nil && w.claimed == "" && !w.released {
 		w.released = true // ready and unclaimed: freed, the ending stays
 		w.to.receive.give(w.slots...)

@@ -52,6 +52,7 @@ type Node struct {
 	// Guarded by f.mu.
 	conns    []*conn
 	refuse   error
+	cuts     int     // how often it was cut: its incarnation
 	waiting  []*flow // at the receiver, by arrival
 	flows    []*flow // at the receiver, all that were begun
 	stagings []*stageCall

@@ -113,6 +113,15 @@ class Client:
             raise
         return Transfer(self, state)
 
+    async def give_up(
+        self, req: str, lost: str, *, host: str, alloc_port: int, init_port: int | None = None, timeout: float = CALL_TIMEOUT,
+    ) -> None:  # fmt: skip
+        """As the synchronous client's."""
+        if self.info.incarnation == lost:
+            return
+        await self.begin(req, 1, host=host, alloc_port=alloc_port, init_port=init_port, berth_proxy=True, timeout=timeout)
+        await self.cancel(req, reason="peer_lost", text="its sender's agent was lost", timeout=timeout)
+
     async def stage(self, req: str, n: int, *, timeout: float | None = CALL_TIMEOUT) -> Batch:
         """As the synchronous client's."""
         fields = {"req": req, "n": n, "nonblocking": True} if timeout is None else {"req": req, "n": n, "deadline_ms": _values.millis(timeout)}

@@ -109,6 +109,17 @@ class Client:
             raise
         return Transfer(self, state)
 
+    def give_up(
+        self, req: str, lost: str, *, host: str, alloc_port: int, init_port: int | None = None, timeout: float = CALL_TIMEOUT,
+    ) -> None:  # fmt: skip
+        """Say that nothing will come of a request that was begun, for a Berth proxy, through an agent that was lost: that one, whose
+        info.incarnation is lost, may not have told the receiver of it, and then nobody else could tell the proxy. Changes nothing if this
+        agent is the same one, which knows, and nothing of what has become ready."""
+        if self.info.incarnation == lost:
+            return
+        self.begin(req, 1, host=host, alloc_port=alloc_port, init_port=init_port, berth_proxy=True, timeout=timeout)
+        self.cancel(req, reason="peer_lost", text="its sender's agent was lost", timeout=timeout)
+
     def stage(self, req: str, n: int, *, timeout: float | None = CALL_TIMEOUT) -> Batch:
         """Take n staging slots for a granted request, at most info.max_stage. Waits for them; with timeout None it raises "busy" instead.
         Never wait while you hold staged slots."""

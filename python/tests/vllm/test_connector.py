@@ -8,8 +8,10 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
+import zmq
 from rig import BLOCK, Engine1, Pair, agents, common, eventually, pairs, request, truth
 
 import berth_kv
@@ -353,6 +355,34 @@ def test_the_prefill_agent_dies(pairs: Pairs) -> None:
     assert pair.p.admitted(again) == (0, False)  # computed without a transfer
     pair.p.prefill(again)
     pair.p.finish(again)
+
+
+def test_a_prompt_whose_agent_was_lost_is_given_up(pairs: Pairs, agents: Any) -> None:
+    """The prefill agent is killed after it has accepted a prompt and before the receiver has heard of it: the next agent tells the proxy."""
+    pair = pairs()
+    r = pair.prefill_request("r", prompt(100))
+    r.kv_transfer_params["disagg_spec"]["berth_proxy"] = True
+    old, receiver = pair.senders[0], pair.receivers[0].process
+    receiver.send_signal(signal.SIGSTOP)  # it takes the connection and says nothing: nothing of the prompt goes out
+    try:
+        assert pair.p.matched(r) == (None, False)
+        eventually(lambda: [q["id"] for q in old.status()["requests"]] == ["r"], "the agent has it")
+        old.kill()
+    finally:
+        receiver.send_signal(signal.SIGCONT)
+    assert pair.p.admitted(r) == (0, False)  # computed without a transfer
+    with zmq.Context() as context, context.socket(zmq.PULL) as words:
+        words.setsockopt(zmq.LINGER, 0)
+        port = words.bind_to_random_port("tcp://127.0.0.1")
+        config = (agents.folder / f"{old.log.stem}.yaml").read_text()
+        config = config.replace("pd_skip_proxy_notification: true", f"pd_proxy_host: 127.0.0.1\npd_proxy_port: {port}")
+        pair.senders[0] = agents.run(config, old.log.stem, old.socket, old.alloc_port, old.init_port)
+        assert words.poll(1000 * common.WAIT), "the proxy is told"
+        word = msgspec.msgpack.decode(words.recv())
+        assert {k: word[k] for k in ("type", "req_id", "ending", "reason")} == {"type": "Ending", "req_id": "r", "ending": "failed", "reason": "peer_lost"}
+        pair.p.prefill(r)
+        pair.p.finish(r)
+    eventually(lambda: not pair.p.scheduler._given_up, "nothing of it is left")
 
 
 def test_an_agent_comes_back(pairs: Pairs, agents: Any) -> None:

@@ -32,6 +32,8 @@ class Links:
         self._clients: dict[int, aio.Client | AgentError] = {}
         self._keepers: list[asyncio.Task[None]] = []
         self.loop = asyncio.new_event_loop()
+        self._changed: asyncio.Future[None] = self.loop.create_future()  # done, and another, when _clients changes
+        self.closing = False
         self._thread = threading.Thread(target=self._run, name=f"berth-{part}", daemon=True)
         self._thread.start()
         try:
@@ -59,6 +61,19 @@ class Links:
             raise client.lost
         return client
 
+    async def connected(self, rank: int) -> aio.Client:
+        """The connection to a rank's agent, as soon as there is one."""
+        while True:
+            try:
+                return self.agent(rank)
+            except AgentError:
+                await asyncio.shield(self._changed)
+
+    def _set(self, rank: int, client: aio.Client | AgentError) -> None:
+        self._clients[rank] = client
+        changed, self._changed = self._changed, self.loop.create_future()
+        changed.set_result(None)
+
     async def _dial(self, rank: int, timeout: float) -> aio.Client:
         e = self._engine
         path = e.settings.socket(rank, e.ranks)
@@ -81,7 +96,7 @@ class Links:
                 if e.code not in ("peer_lost", "busy", "deadline") or time.monotonic() > end:
                     raise
                 await asyncio.sleep(0.2)
-        self._clients[rank] = client
+        self._set(rank, client)
         self._keepers.append(asyncio.create_task(self._keep(rank, client)))
 
     async def _keep(self, rank: int, client: aio.Client) -> None:
@@ -89,7 +104,7 @@ class Links:
             while True:
                 why = await asyncio.shield(client.gone)
                 log.warning("the connection to the agent of rank %d is lost: %s", rank, why)
-                self._clients[rank] = why
+                self._set(rank, why)
                 await client.close()
                 pause = _FIRST_PAUSE
                 while True:
@@ -97,19 +112,20 @@ class Links:
                         client = await self._dial(rank, _DIAL_TIMEOUT)
                         break
                     except AgentError as e:
-                        self._clients[rank] = e
+                        self._set(rank, e)
                         await asyncio.sleep(pause)
                         pause = min(2 * pause, _LAST_PAUSE)
                 log.info("connected to the agent of rank %d again", rank)
-                self._clients[rank] = client
+                self._set(rank, client)
         finally:
-            self._clients[rank] = lost("the engine is closing")
+            self._set(rank, lost("the engine is closing"))
             await client.close()
 
     def close(self) -> None:
         """Close the connections and end the thread."""
 
         async def stop() -> None:
+            self.closing = True
             for k in self._keepers:
                 k.cancel()
             if self._keepers:

@@ -92,6 +92,7 @@ class SchedulerSide:
         self._lock = threading.Lock()
         self._waiting: Counter[str] = Counter()  # by receiver: prompts that wait for their grant; guarded by _lock
         self._next = Step()
+        self._given_up: set[asyncio.Task[None]] = set()  # of transfers whose agent was lost; the loop's
 
     def close(self) -> None:
         self._links.close()
@@ -260,14 +261,17 @@ class SchedulerSide:
     async def _send(self, s: Sending) -> None:
         e, spec = self._engine, s.spec
         begun: list[aio.Transfer] = []
+        agents: list[aio.Client] = []
         try:
             for rank in range(e.ranks):  # ascending, each after the grant of the one before
-                t = await self._links.agent(rank).begin(
+                agent = self._links.agent(rank)
+                t = await agent.begin(
                     spec.req_id, len(s.hashes), host=spec.host, alloc_port=spec.alloc_ports[rank],
                     init_port=spec.init_ports[rank] if spec.init_ports else None, deadline=self._settings.transfer_timeout,
                     berth_proxy=spec.berth_proxy,
                 )  # fmt: skip
                 begun.append(t)
+                agents.append(agent)
                 await self._first([t.granted], [b.ended for b in begun[:-1]], "granted")
             granted = time.monotonic()
             self._leave(s)
@@ -287,8 +291,28 @@ class SchedulerSide:
             bye = [asyncio.ensure_future(t.cancel(text=text[:500], timeout=_BYE)) for t in begun]
             if bye:
                 await asyncio.wait(bye)
-                for f in bye:
-                    f.exception()
+            for rank, f in enumerate(bye):
+                if f.exception() and agents[rank].lost and spec.berth_proxy and not self._links.closing:
+                    task = asyncio.create_task(self._give_up(spec, rank, agents[rank].info.incarnation))
+                    self._given_up.add(task)
+                    task.add_done_callback(self._given_up.discard)
+
+    async def _give_up(self, spec: Spec, rank: int, lost: str) -> None:
+        """Through the next agent, say of a transfer whose agent was lost that nothing will come of it: the lost one may not have told the
+        receiver of it, and the proxy waits for the receiver's word. At most as many are given up as were being sent at the loss."""
+        end = time.monotonic() + self._settings.transfer_timeout
+        while True:
+            try:
+                agent = await asyncio.wait_for(self._links.connected(rank), end - time.monotonic())
+                await agent.give_up(
+                    spec.req_id, lost, host=spec.host, alloc_port=spec.alloc_ports[rank],
+                    init_port=spec.init_ports[rank] if spec.init_ports else None, timeout=_BYE,
+                )  # fmt: skip
+                return
+            except (AgentError, asyncio.TimeoutError) as error:
+                if not isinstance(error, AgentError) or not agent.lost:  # one that was lost too has a successor
+                    log.warning("nobody was told that the KV of %s is lost: %s", spec.req_id, error)
+                    return
 
     async def _first(self, wanted: list[Any], watched: list[Any], what: str) -> None:
         """Wait for one of `wanted`; one of `watched` that ends badly raises its error first."""
