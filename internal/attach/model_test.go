@@ -43,6 +43,17 @@ func (m *model) holder() string {
 	return ""
 }
 
+// connected counts connections. Those are the limits that a history of some
+// hundred steps can reach; TestLimits has all.
+func (m *model) connected(of func(modelConn) bool) (n int) {
+	for _, c := range m.conns {
+		if !c.lost && of(c) {
+			n++
+		}
+	}
+	return n
+}
+
 func (m *model) step(now kv.Instant, ev Event) (out []string) {
 	switch ev := ev.(type) {
 	case Hello:
@@ -102,11 +113,17 @@ func (m *model) hello(h Hello) string {
 			return "refuse, stays: bad_request"
 		}
 	}
+	if m.connected(func(modelConn) bool { return true }) == MaxConns {
+		return "refuse: busy"
+	}
 	if h.Part == PartTool {
 		m.conns = append(m.conns, modelConn{id: h.Conn})
 		return show(Accept{Conn: h.Conn})
 	}
 	if x := m.holder(); x != "" && x != h.EngineID {
+		return "refuse: busy"
+	}
+	if m.connected(func(c modelConn) bool { return c.engine == h.EngineID }) == MaxEngineConns {
 		return "refuse: busy"
 	}
 	m.conns = append(m.conns, modelConn{id: h.Conn, engine: h.EngineID})
