@@ -335,3 +335,49 @@ func TestFailuresFail(t *testing.T) {
 		t.Errorf("prefill: %v", err)
 	}
 }
+
+// What is known not to be sent is told with the answer: nobody else could tell the
+// proxy where no receiver has heard of it.
+func TestAnswerTellsThatNothingIsSent(t *testing.T) {
+	for _, ranks := range []int{1, 2} {
+		refuse := fault.New(fault.Busy, "draining: nothing new is begun")
+		var refused atomic.Bool
+		v := divide(t, ranks, 4, 20, func(f *enginetest.Fleet, _, _ *engine.Config) {
+			f.Fault = func(op, _ string) error {
+				if op == "begin" && refused.Load() {
+					return refuse
+				}
+				return nil
+			}
+		})
+		rng := rand.New(rand.NewSource(13))
+		ask := func(req string, tokens int) string {
+			c, err := v.p.complete(object{"prompt": randomPrompt(rng, tokens), "max_tokens": 1, "kv_transfer_params": spec(req, decodeHost, v.ports...)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, n := range v.dn {
+				n.Free(req)
+			}
+			if c.KV.Failed == nil {
+				return ""
+			}
+			return c.KV.Failed.Code + "|" + c.KV.Failed.Text
+		}
+		if got := ask("good", 50); got != "" {
+			t.Errorf("sent: %q", got)
+		}
+		v.dn[0].Resize(3)
+		if got := ask("big", 50); got != "too_large|4 chunks, capacity 3" {
+			t.Errorf("too large: %q", got)
+		}
+		refused.Store(true)
+		if got := ask("refused", 20); got != "busy|"+refuse.Text {
+			t.Errorf("refused: %q", got)
+		}
+		v.pn[ranks-1].Cut()
+		if got := ask("gone", 20); !strings.HasPrefix(got, "peer_lost|") && ranks == 1 || got == "" {
+			t.Errorf("without an agent: %q", got)
+		}
+	}
+}

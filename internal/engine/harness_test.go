@@ -147,8 +147,11 @@ type completion struct {
 		Completion int `json:"completion_tokens"`
 		Total      int `json:"total_tokens"`
 	}
-	PromptTokenIDs []int          `json:"prompt_token_ids"`
-	KV             map[string]int `json:"kv_transfer_params"`
+	PromptTokenIDs []int `json:"prompt_token_ids"`
+	KV             struct {
+		First  int                          `json:"first_tok"`
+		Failed *struct{ Code, Text string } `json:"failed"`
+	} `json:"kv_transfer_params"`
 }
 
 // complete posts a completion that must succeed.
@@ -264,7 +267,7 @@ func (v *divided) prefill(req string, prompt []int) (first int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	return c.KV["first_tok"], nil
+	return c.KV.First, nil
 }
 
 // decode is the second leg: it returns the rest.

@@ -210,8 +210,8 @@ func TestChat(t *testing.T) {
 	if c.Object != "chat.completion" || ch.Message.Role != "assistant" || ch.Message.Content != model.Decode(ch.TokenIDs) || !slices.Equal(c.PromptTokenIDs, want) {
 		t.Errorf("%s", raw)
 	}
-	if c.KV["first_tok"] != ch.TokenIDs[0] {
-		t.Errorf("first_tok is %d, the answer %v", c.KV["first_tok"], ch.TokenIDs)
+	if c.KV.First != ch.TokenIDs[0] {
+		t.Errorf("first_tok is %d, the answer %v", c.KV.First, ch.TokenIDs)
 	}
 	// The same tokens as a completion give the same answer, as the proxy needs.
 	if got := s.answer(want, 20); !slices.Equal(got, ch.TokenIDs) {

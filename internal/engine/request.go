@@ -26,9 +26,10 @@ type request struct {
 	answer answer
 
 	// Guarded by the engine's mutex.
-	over    bool // the answer has ended
-	busy    bool // a goroutine of its own uses its memory: it is being loaded, or copied to be sent
-	sending bool // its transfer has not ended
+	over    bool  // the answer has ended
+	busy    bool  // a goroutine of its own uses its memory: it is being loaded, or copied to be sent
+	sending bool  // its transfer has not ended
+	notSent error // why its KV will not come, as far as that is known
 
 	computed watermark // prompt positions whose KV may be sent
 	out      output

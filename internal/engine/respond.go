@@ -6,6 +6,8 @@ import (
 	"net/http"
 	"strings"
 	"time"
+
+	"github.com/berthkv/berth/internal/fault"
 )
 
 // usage counts a request's tokens.
@@ -18,14 +20,26 @@ type usage struct {
 // reply is a whole answer, or one event of a streamed one. Absent and null
 // fields are as vLLM writes them.
 type reply struct {
-	ID             string         `json:"id"`
-	Object         string         `json:"object"`
-	Created        int64          `json:"created"`
-	Model          string         `json:"model"`
-	Choices        []choice       `json:"choices"`
-	Usage          *usage         `json:"usage"`
-	PromptTokenIDs []int          `json:"prompt_token_ids,omitempty"` // chat
-	KVTransfer     map[string]int `json:"kv_transfer_params,omitempty"`
+	ID             string       `json:"id"`
+	Object         string       `json:"object"`
+	Created        int64        `json:"created"`
+	Model          string       `json:"model"`
+	Choices        []choice     `json:"choices"`
+	Usage          *usage       `json:"usage"`
+	PromptTokenIDs []int        `json:"prompt_token_ids,omitempty"` // chat
+	KVTransfer     *transferred `json:"kv_transfer_params,omitempty"`
+}
+
+// transferred is what the answer of a prefill says beside it, to a proxy.
+type transferred struct {
+	FirstToken int         `json:"first_tok"`
+	Failed     *whyNotSent `json:"failed,omitempty"`
+}
+
+// whyNotSent says that the prompt's KV will not come.
+type whyNotSent struct {
+	Code fault.Code `json:"code"`
+	Text string     `json:"text"`
 }
 
 type choice struct {
@@ -146,7 +160,7 @@ func (p *responder) whole(ctx context.Context) error {
 	p.promptTokens(&out)
 	out.Usage = p.usage()
 	if p.c.KVTransfer != nil && p.c.KVTransfer.RetFirstTok {
-		out.KVTransfer = map[string]int{"first_tok": all.tokens[0]}
+		out.KVTransfer = &transferred{FirstToken: all.tokens[0], Failed: p.e.whyNotSent(p.r)}
 	}
 	p.deadline()
 	writeJSON(p.w, http.StatusOK, out)

@@ -70,10 +70,15 @@ func (e *Engine) transfer(r *request) {
 	}()
 
 	err := t.admit(ctx)
+	if err != nil {
+		e.notSent(r, err)
+	}
 	switch {
 	case err == nil:
 		e.run(r)
-		err = t.ship(ctx)
+		if err = t.ship(ctx); err != nil {
+			e.notSent(r, err)
+		}
 	case r.ctx.Err() != nil: // the request itself has ended
 	case e.cfg.FailOnTransfer:
 		e.fail(r, transferError(t.r.send.req, err))
@@ -82,6 +87,27 @@ func (e *Engine) transfer(r *request) {
 	}
 	e.idle(r)
 	t.settle(ctx, err)
+}
+
+// notSent notes why a request's KV will not come, for its answer.
+func (e *Engine) notSent(r *request, err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	r.notSent = err
+}
+
+// whyNotSent returns what is known of that, nil if nothing.
+func (e *Engine) whyNotSent(r *request) *whyNotSent {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if r.notSent == nil {
+		return nil
+	}
+	var f *fault.Error
+	if errors.As(r.notSent, &f) {
+		return &whyNotSent{f.Code, f.Text}
+	}
+	return &whyNotSent{fault.Internal, r.notSent.Error()}
 }
 
 func transferError(req string, err error) error {

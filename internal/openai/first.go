@@ -13,14 +13,19 @@ type First struct {
 	HasToken bool // false only if the token ended the answer and its id is not told
 	Text     string
 	Finish   string // "length" if the token is the first of more, or what it ended the answer with
-	doc      *Object
-	choice   *Object
+	// Failed is the code of why the prompt's KV will not come, with its text: ""
+	// if the engine knows of nothing.
+	Failed, FailedText string
+
+	doc    *Object
+	choice *Object
 }
 
 // ParseFirst reads the answer of the first leg, a completion of one token. The
 // token's id comes from choices[0].token_ids, or from LMCache's
 // kv_transfer_params.first_tok. An answer without it is an error: the decode leg
-// could not go on from it.
+// could not go on from it. An engine of ours that knows by then that the KV will
+// not come says so: kv_transfer_params.failed {code, text}.
 func ParseFirst(body []byte) (*First, error) {
 	doc, err := ParseObject(body)
 	if err != nil {
@@ -42,7 +47,9 @@ func ParseFirst(body []byte) (*First, error) {
 	if len(ids) > 1 {
 		return nil, fmt.Errorf("choices[0].token_ids has %d tokens; one was asked for", len(ids))
 	}
-	id := doc.Get("kv_transfer_params").Get("first_tok")
+	transfer := doc.Get("kv_transfer_params")
+	f.Failed, f.FailedText = transfer.Get("failed.code").Str, transfer.Get("failed.text").Str
+	id := transfer.Get("first_tok")
 	if len(ids) == 1 {
 		id = ids[0]
 	}

@@ -115,7 +115,11 @@ func (x *exchange) legs(pre, dec *node, t *transfer, prompt openai.Tokens, limit
 	if f != nil {
 		return f
 	}
+	t.told(first)
 	splice := openai.NewSplice(x.req, first, prompt, limit)
+	if x.p.cfg.Policy == Fail && t.said != nil && !splice.Ended() {
+		return t.said // before the first byte
+	}
 	if err := x.reply.events(splice.Head()); err != nil {
 		return x.gone(StepPrefill, err)
 	}

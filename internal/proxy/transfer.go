@@ -21,6 +21,7 @@ type transfer struct {
 	ending  Ending
 	err     error
 
+	said   *failure     // what the prefill engine said of it, nil if nothing
 	unused *fault.Error // why the answer was given without the KV, nil if it was not
 }
 
@@ -80,8 +81,24 @@ func (t *transfer) failure() *failure {
 	return transferFailure(StepTransfer, t.ending.Reason, fmt.Sprintf("rank %d: %s", t.ending.Rank, text))
 }
 
-// wait returns nil once the KV is at every rank: never before (r26).
+// told takes what the prefill engine's answer says of the transfer. Nobody else
+// may know: where its agent was lost or refused, no receiver has heard of it.
+func (t *transfer) told(first *openai.First) {
+	if first.Failed != "" {
+		t.said = transferFailure(StepTransfer, fault.Code(first.Failed), "the prefill engine: "+first.FailedText)
+	}
+}
+
+// wait returns nil once the KV is at every rank: never before (r26). The
+// receivers' word, where there is one, stands against the engine's.
 func (t *transfer) wait() *failure {
+	if t.said != nil {
+		select {
+		case <-t.settled:
+		default:
+			return t.said
+		}
+	}
 	ctx, stop := within(t.x.ctx, t.x.p.cfg.Timeouts.Transfer, "the KV transfer")
 	defer stop()
 	select {

@@ -354,7 +354,8 @@ def test_the_prefill_agent_dies(pairs: Pairs) -> None:
     again = pair.prefill_request("again", prompt(50))
     assert pair.p.admitted(again) == (0, False)  # computed without a transfer
     pair.p.prefill(again)
-    pair.p.finish(again)
+    again.output_token_ids = [7]
+    assert pair.p.finish(again)["failed"]["code"] == "peer_lost"  # and its proxy is told
 
 
 def test_a_prompt_whose_agent_was_lost_is_given_up(pairs: Pairs, agents: Any) -> None:
@@ -381,7 +382,9 @@ def test_a_prompt_whose_agent_was_lost_is_given_up(pairs: Pairs, agents: Any) ->
         word = msgspec.msgpack.decode(words.recv())
         assert {k: word[k] for k in ("type", "req_id", "ending", "reason")} == {"type": "Ending", "req_id": "r", "ending": "failed", "reason": "peer_lost"}
         pair.p.prefill(r)
-        pair.p.finish(r)
+        r.output_token_ids = [7]
+        answer = pair.p.finish(r)
+        assert answer["first_tok"] == 7 and answer["failed"]["code"] == "peer_lost"
     eventually(lambda: not pair.p.scheduler._given_up, "nothing of it is left")
 
 

@@ -57,6 +57,7 @@ class Sending:
         self.told = False  # the workers know it
         self.announced = 0  # tokens that the workers may send
         self.task: _Task | None = None
+        self.failed: dict[str, str] | None = None  # why its KV will not come, for the answer: code and text
 
     @property
     def receiver(self) -> str:
@@ -205,7 +206,10 @@ class SchedulerSide:
                 delay = True
         params = request.kv_transfer_params or {}
         if params.get("ret_first_tok") and request.output_token_ids:
-            return delay, {"first_tok": request.output_token_ids[0]}
+            answer: dict[str, Any] = {"first_tok": request.output_token_ids[0]}
+            if s is not None and s.failed:  # nobody else could tell the proxy, where no receiver has heard of it
+                answer["failed"] = s.failed
+            return delay, answer
         return delay, None
 
     # Sending.
@@ -255,6 +259,7 @@ class SchedulerSide:
         if s.state in (State.WAITING, State.GRANTED):
             log.info("transfer %s is cancelled: %s", s.spec.req_id, text)
             s.state = State.FAILED
+            s.failed = s.failed or {"code": "internal", "text": text[:500]}
             if s.task is not None:
                 self._links.loop.call_soon_threadsafe(s.task.cancel)
 
@@ -287,6 +292,8 @@ class SchedulerSide:
                 level = logging.INFO if isinstance(error, AgentError) and error.code == "cancelled" else logging.WARNING  # its client has left
                 log.log(level, "the KV of %s is not sent: %s", spec.req_id, error or "the engine is closing")
                 s.state = State.FAILED
+            if isinstance(error, AgentError):
+                s.failed = {"code": error.code, "text": error.text[:500]}
             text = str(error) or "the engine cancelled it"
             bye = [asyncio.ensure_future(t.cancel(text=text[:500], timeout=_BYE)) for t in begun]
             if bye:
