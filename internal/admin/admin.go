@@ -11,6 +11,8 @@ import (
 	"net/http"
 	"net/netip"
 	"time"
+
+	"github.com/berthkv/berth/internal/httpconns"
 )
 
 // Source is what the endpoints show.
@@ -61,6 +63,10 @@ func Mount(mux *http.ServeMux, s Source) {
 	})
 }
 
+// maxConns is how many connections a server has; for one more the one goes that
+// has been without a request the longest.
+const maxConns = 8192
+
 // Serve listens on addr and serves h to whom permit says (nil: to everybody);
 // Close the server. Clients that say nothing, or read nothing, are cut off.
 func Serve(ctx context.Context, addr string, permit func(netip.Addr) bool, h http.Handler, log *slog.Logger) (*http.Server, string, error) {
@@ -81,6 +87,7 @@ func Serve(ctx context.Context, addr string, permit func(netip.Addr) bool, h htt
 		MaxHeaderBytes:    64 << 10,
 		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 	}
+	httpconns.Limit(srv, maxConns, func(refused bool) { log.Debug("http: a connection is closed: too many", "idle", !refused) })
 	go srv.Serve(l) // returns with Close
 	return srv, l.Addr().String(), nil
 }

@@ -17,6 +17,7 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -355,6 +356,7 @@ const (
 
 var frontAttacks = []frontAttack{
 	{"connections that say nothing, on both ports", 3000 * clientConn, frontSilent},
+	{"more idle clients than may connect", int64(crowd()) * clientConn, frontCrowd},
 	{"headers one byte at a time", 400 * clientConn, frontLoris},
 	{"headers without an end", 64 * clientConn, frontHeaders},
 	{"bodies that are too large, never end or lie about their length", 100*clientConn + 64<<20, frontBodies},
@@ -447,6 +449,55 @@ func frontSilent(ctx context.Context, f *front, begun func()) error {
 	begun()
 	<-ctx.Done()
 	return nil
+}
+
+// crowd is as many connections as a proxy has, and some.
+func crowd() int {
+	var files syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &files); err != nil {
+		panic(err)
+	}
+	return int(min(16384, files.Cur/2)) + 50
+}
+
+// frontCrowd takes every connection that there is, each with a request that was
+// answered, and more. Newcomers are welcome all the same.
+func frontCrowd(ctx context.Context, f *front, begun func()) error {
+	var all conns
+	defer func() { all.close() }()
+	ask := func() error {
+		nc, err := knock(ctx, f.addrs.HTTP)
+		if err != nil {
+			return err
+		}
+		all = append(all, nc)
+		nc.SetDeadline(time.Now().Add(limit))
+		if _, err := io.WriteString(nc, "GET /health HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
+			return err
+		}
+		_, err = nc.Read(make([]byte, 4<<10))
+		return err
+	}
+	for range crowd() {
+		if err := ask(); err != nil && len(all) < crowd()/2 {
+			return err
+		}
+	}
+	for end := time.Now().Add(limit); ; { // a second after the last one there is room again
+		err := ask()
+		if err == nil {
+			break
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("a newcomer is kept out: %w", err)
+		}
+	}
+	begun()
+	return pace(ctx, 200, func(int) error {
+		all[0].Close()
+		all = all[1:]
+		return ask()
+	})
 }
 
 func frontLoris(ctx context.Context, f *front, begun func()) error {

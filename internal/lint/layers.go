@@ -100,7 +100,7 @@ var layers = []layer{
 	},
 	{
 		name: "adapter",
-		packages: []string{"internal/zmtp", "internal/arena", "internal/link/gate", "internal/link/lobby",
+		packages: []string{"internal/zmtp", "internal/httpconns", "internal/arena", "internal/link/gate", "internal/link/lobby",
 			"internal/link/tcplink", "internal/link/shmlink", "internal/link/memlink", "internal/link/nixllink"},
 		imports: []string{"vocabulary", "contract", "internal/link/gate", "internal/link/lobby"},
 		why:     "an adapter carries out its own contract and can be replaced alone: take what you need as a value or a callback, the root package wires it",
@@ -116,7 +116,7 @@ var layers = []layer{
 	{
 		name:     "shell",
 		packages: []string{"internal/node", "internal/proxy", "internal/localapi", "internal/admin", "internal/engine"},
-		imports:  []string{"vocabulary", "core", "composed core", "codec", "contract", "engine part", "internal/arena", "internal/localapi"},
+		imports:  []string{"vocabulary", "core", "composed core", "codec", "contract", "engine part", "internal/arena", "internal/httpconns", "internal/localapi"},
 		why:      "a shell drives cores through interfaces that it declares itself: declare one with what you call, the root package passes the adapter in",
 		std: []ban{noSurface, noUnsafe, {
 			imports: []string{"net", "net/", "os", "os/", "syscall", "golang.org/x/sys/"},

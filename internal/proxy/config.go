@@ -60,7 +60,7 @@ type Config struct {
 	Policy      Policy         // Recompute
 	Timeouts    Timeouts       // see there
 	MaxInFlight int            // requests at one time; more are refused with 503 (4096)
-	MaxConns    int            // client connections at one time; more are closed (16,384)
+	MaxConns    int            // client connections at one time (16,384); for one more, the one longest without a request goes
 	MaxBody     int64          // bytes of a request (16 MiB)
 	MaxBodies   int64          // bytes of the bodies of all requests in flight; for more, the one read longest is refused with 503 (512 MiB)
 	MaxAnswer   int64          // bytes of an engine's answer that is not streamed (64 MiB)

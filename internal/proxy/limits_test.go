@@ -149,14 +149,27 @@ func TestTooManyRequests(t *testing.T) {
 	}
 }
 
-// TestTooManyConnections: at the limit, one more connection is closed at once.
+// TestTooManyConnections: at the limit, connections that ask for nothing make room
+// for one that does; one whose request is being answered does not.
 func TestTooManyConnections(t *testing.T) {
 	const limit = 4
 	f := newFleet(t, 1, 1, true, func(c *Config) { c.MaxConns = limit })
-	conns := make([]net.Conn, limit)
-	speak := func(c net.Conn) error {
-		c.SetDeadline(time.Now().Add(patience))
-		fmt.Fprint(c, "GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+	came, goOn := make(chan struct{}), make(chan struct{})
+	f.prefills[0].setHook(func(http.ResponseWriter, *http.Request, gjson.Result) bool {
+		close(came)
+		<-goOn
+		f.prefills[0].setHook(nil)
+		return true
+	})
+	open := func() (net.Conn, error) {
+		c, err := net.Dial("tcp", f.srv.Listener.Addr().String())
+		if err == nil {
+			t.Cleanup(func() { c.Close() })
+			c.SetDeadline(time.Now().Add(patience))
+		}
+		return c, err
+	}
+	read := func(c net.Conn) error {
 		resp, err := http.ReadResponse(bufio.NewReader(c), nil)
 		if err != nil {
 			return err
@@ -164,26 +177,45 @@ func TestTooManyConnections(t *testing.T) {
 		_, err = io.Copy(io.Discard, resp.Body)
 		return err
 	}
-	for i := range conns {
-		var err error
-		if conns[i], err = net.Dial("tcp", f.srv.Listener.Addr().String()); err != nil {
-			t.Fatal(err)
-		}
-		defer conns[i].Close()
-		if err := speak(conns[i]); err != nil {
-			t.Fatalf("connection %d: %v", i, err)
-		}
+	speak := func(c net.Conn) error {
+		fmt.Fprint(c, "GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+		return read(c)
 	}
-	c, err := net.Dial("tcp", f.srv.Listener.Addr().String())
+	busy, err := open()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer c.Close()
-	if err := speak(c); err == nil {
-		t.Error("one connection too many was served")
+	body := `{"model":"m","prompt":"hello","max_tokens":2}`
+	fmt.Fprintf(busy, "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
+	select {
+	case <-came:
+	case <-time.After(patience):
+		t.Fatal("the request did not come to the engine")
 	}
-	if err := speak(conns[0]); err != nil {
-		t.Errorf("an older connection: %v", err)
+	for i := range limit - 1 {
+		c, err := open()
+		if err == nil {
+			err = speak(c)
+		}
+		if err != nil {
+			t.Fatalf("connection %d: %v", i, err)
+		}
+	}
+	for newcomers, end := 0, time.Now().Add(patience); newcomers < limit; {
+		c, err := open()
+		if err == nil {
+			err = speak(c)
+		}
+		switch {
+		case err == nil:
+			newcomers++
+		case time.Now().After(end):
+			t.Fatalf("only %d newcomers were answered in %v: %v", newcomers, patience, err)
+		}
+	}
+	close(goOn)
+	if err := read(busy); err != nil {
+		t.Errorf("the request in flight: %v", err)
 	}
 }
 

@@ -6,8 +6,9 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"sync/atomic"
 	"time"
+
+	"github.com/berthkv/berth/internal/httpconns"
 )
 
 // Serve answers clients on l until ctx ends; then it takes nothing new, gives
@@ -39,25 +40,26 @@ func ignoreClosed(err error) error {
 }
 
 // Server returns an HTTP server with the proxy's limits: time for a header, idle
-// time, header size, and connections at one time (one more is closed at once).
+// time, header size, and connections at one time. For one more the one goes that
+// has been without a request the longest.
 func (p *Proxy) Server(h http.Handler) *http.Server {
-	var open atomic.Int64
-	return &http.Server{
+	srv := &http.Server{
 		Handler:           h,
 		ReadHeaderTimeout: 10 * time.Second,
 		IdleTimeout:       120 * time.Second,
 		MaxHeaderBytes:    64 << 10,
 		ErrorLog:          slog.NewLogLogger(p.cfg.Log.Handler(), slog.LevelDebug),
-		ConnState: func(c net.Conn, s http.ConnState) {
-			switch s {
-			case http.StateNew:
-				if open.Add(1) > int64(p.cfg.MaxConns) {
-					p.log.warn("connections", "a client's connection is closed: too many", "limit", p.cfg.MaxConns)
-					c.Close()
-				}
-			case http.StateClosed, http.StateHijacked:
-				open.Add(-1)
-			}
-		},
 	}
+	most := p.cfg.MaxConns
+	most = httpconns.Limit(srv, most, func(refused bool) {
+		if refused {
+			p.log.warn("connections", "a client's connection is closed: too many are busy", "limit", most)
+		} else {
+			p.log.warn("connections", "an idle connection of a client is closed: there are too many", "limit", most)
+		}
+	})
+	if most < p.cfg.MaxConns {
+		p.cfg.Log.Warn("fewer client connections than wanted: half of this process's file descriptors (ulimit -n)", "limit", most, "wanted", p.cfg.MaxConns)
+	}
+	return srv
 }
