@@ -29,6 +29,9 @@ type Inside struct {
 // Inside connects an engine of this process.
 func (s *Server) Inside(p Peer) (*Inside, error) {
 	s.mu.Lock()
+	if len(s.conns) >= MaxConns {
+		s.makeRoom()
+	}
 	if s.closed || len(s.conns) >= MaxConns {
 		defer s.mu.Unlock()
 		if s.closed {
@@ -38,7 +41,7 @@ func (s *Server) Inside(p Peer) (*Inside, error) {
 	}
 	// What a connection inside was given is out of reach when its owner says so
 	// (Unmapped), not when a process exits: to the agent it is a process.
-	c := &conn{id: s.cfg.NextConn(), cred: Cred{Process: s.procs.number()}, calls: map[uint64]kv.CallID{}}
+	c := &conn{id: s.cfg.NextConn(), cred: Cred{Process: s.procs.number()}, calls: map[uint64]kv.CallID{}, spoke: true}
 	c.inside = &Inside{s, c, p}
 	s.conns[c.id] = c
 	s.mu.Unlock()

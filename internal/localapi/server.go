@@ -61,6 +61,7 @@ type conn struct {
 	pipe  *Pipe
 	cred  Cred
 	calls map[uint64]kv.CallID // unanswered, by the engine's id; nil: it is gone
+	spoke bool                 // its first frame is there
 	proc  *process             // nil: unknown
 
 	inside *Inside // in place of pipe, for an engine of this process
@@ -134,7 +135,8 @@ func (s *Server) accept() {
 	}
 }
 
-// admit starts a connection, or closes it at the limit.
+// admit starts a connection. At the limit the oldest goes for it that has said
+// nothing; where all have, it is closed itself.
 func (s *Server) admit(uc *net.UnixConn) {
 	c := &conn{id: s.cfg.NextConn(), calls: map[uint64]kv.CallID{}}
 	var pidfd *os.File
@@ -143,6 +145,9 @@ func (s *Server) admit(uc *net.UnixConn) {
 		c.cred.Process = c.proc.number
 	}
 	s.mu.Lock()
+	if len(s.conns) >= MaxConns {
+		s.makeRoom()
+	}
 	full := s.closed || len(s.conns) >= MaxConns
 	if !full {
 		c.pipe = NewPipe(uc)
@@ -155,6 +160,21 @@ func (s *Server) admit(uc *net.UnixConn) {
 		if c.proc != nil {
 			s.procs.disconnected(c.proc)
 		}
+	}
+}
+
+// makeRoom ends the oldest connection that has said nothing, if there is one. It
+// needs mu.
+func (s *Server) makeRoom() {
+	var oldest *conn
+	for _, c := range s.conns {
+		if !c.spoke && (oldest == nil || c.id < oldest.id) {
+			oldest = c
+		}
+	}
+	if oldest != nil {
+		s.forget(oldest) // it has no calls
+		oldest.pipe.Cut(fmt.Errorf("it said nothing, and there were %d connections", MaxConns))
 	}
 }
 
@@ -208,6 +228,9 @@ func (s *Server) read(c *conn) error {
 		}
 		if first {
 			c.pipe.Expect(0)
+			s.mu.Lock()
+			c.spoke = true
+			s.mu.Unlock()
 		}
 		if err := s.request(c, b); err != nil {
 			return err

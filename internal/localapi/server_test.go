@@ -329,11 +329,58 @@ func TestConnectionsLimit(t *testing.T) {
 	conns := make([]raw, MaxConns)
 	for i := range conns {
 		conns[i], _ = connect(t, s, h)
+		conns[i].send(1, &Status{})
+		h.next(t, "request")
 	}
 	dial(t, s).closed()
 	conns[0].Close()
+	h.next(t, "hangup")
 	h.next(t, "disconnected")
 	connect(t, s, h)
+}
+
+// Connections that have said nothing keep nobody out: at the limit the oldest of
+// them goes, and who has spoken stays.
+func TestSilentConnectionsMakeRoom(t *testing.T) {
+	s, h := start(t, nil)
+	engine, on := connect(t, s, h)
+	engine.send(1, &Status{})
+	call := h.next(t, "request").call
+	silent := make([]raw, MaxConns-1)
+	for i := range silent {
+		silent[i], _ = connect(t, s, h)
+	}
+	for _, oldest := range silent[:3] {
+		c := dial(t, s)
+		oldest.closed()
+		var came, went kv.ConnID
+		for range 2 { // in either order
+			select {
+			case e := <-h:
+				switch e.kind {
+				case "connected":
+					came = e.conn
+				case "disconnected":
+					went = e.conn
+				}
+			case <-time.After(patience):
+				t.Fatalf("connection %d came and %d went: not both", came, went)
+			}
+		}
+		c.send(7, &Status{})
+		r := h.next(t, "request")
+		if r.conn != came || went == on {
+			t.Fatalf("connection %d came, %d went, %d speaks", came, went, r.conn)
+		}
+		s.Answer(r.call, &StatusAnswer{Status: "{}"})
+		if r, _ := c.receive(); r.ID != 7 || r.Err != nil {
+			t.Fatalf("the newcomer: %+v", r)
+		}
+	}
+	s.Answer(call, &StatusAnswer{Status: "{}"})
+	if r, _ := engine.receive(); r.ID != 1 || r.Err != nil {
+		t.Errorf("the engine: %+v", r)
+	}
 }
 
 func TestThousandConnects(t *testing.T) {
