@@ -81,7 +81,8 @@ func TestReadyComesFirst(t *testing.T) {
 	if want := []Receiver{{"10.0.0.9", 8300, 8400}, {"10.0.0.9", 8301, 8401}}; !slices.Equal(w.Receivers, want) {
 		t.Errorf("watched %v, want %v", w.Receivers, want)
 	}
-	if want := defaults.Timeouts.Prefill + defaults.Timeouts.Transfer; w.Deadline != want {
+	after := defaults.Timeouts
+	if want := after.Tokenize + after.Watch + after.Prefill + after.Transfer; w.Deadline != want {
 		t.Errorf("the deadline is %v, want %v", w.Deadline, want)
 	}
 	params := f.prefills[0].asked("/v1/completions")[0].body.Get("kv_transfer_params").Raw
@@ -197,7 +198,7 @@ func TestClientLeaves(t *testing.T) {
 				close(left)
 				go func() {
 					defer close(reached)
-					f.watcher.until(soon(t), func(all []*fakeWatch) bool { return len(all) == 1 })
+					f.watcher.until(soon(t), func(all []*fakeWatch) bool { return len(all) == 1 && all[0].awaited })
 				}()
 			}
 			body := `{"prompt":"hello","max_tokens":3,"stream":true}`
@@ -237,7 +238,38 @@ func TestClientLeaves(t *testing.T) {
 					t.Errorf("the watch: %s", how)
 				}
 			}
+			if prefills := len(f.prefills[0].asked("/v1/completions")); step == StepWatch && prefills > 0 {
+				t.Errorf("%d prefills began before the receivers watched", prefills)
+			}
 		})
+	}
+}
+
+// TestWatchDuringTokenize: the receivers are asked while the prompt is tokenized,
+// and asked no more of when it cannot be.
+func TestWatchDuringTokenize(t *testing.T) {
+	for _, status := range []int{200, 400} {
+		f := newFleet(t, 1, 1, true, nil)
+		f.prefills[0].setHook(func(w http.ResponseWriter, r *http.Request, body gjson.Result) bool {
+			if r.URL.Path != "/tokenize" {
+				return f.deliver(w, r, body)
+			}
+			if err := f.watcher.until(soon(t), func(all []*fakeWatch) bool { return len(all) == 1 }); err != nil {
+				t.Errorf("the prompt is tokenized, and nothing watched: %v", err)
+			}
+			if status != 200 {
+				w.WriteHeader(status)
+			}
+			return status != 200
+		})
+		got, _, answer := f.post("/v1/completions", `{"prompt":"hello","max_tokens":3}`)
+		if got != status {
+			t.Errorf("%d %s", got, answer)
+		}
+		f.settled()
+		if got, want := f.watcher.endings(), map[int]string{200: "closed", 400: "cancelled cancelled"}[status]; !slices.Equal(got, []string{want}) {
+			t.Errorf("status %d: the watch: %v", status, got)
+		}
 	}
 }
 

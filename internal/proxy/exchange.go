@@ -83,20 +83,19 @@ func (x *exchange) twoLegs() (f *failure) {
 	}
 	defer x.p.prefillers.done(pre)
 
-	x.at(StepTokenize)
-	prompt, limit, f := x.tokenize(pre)
-	if f != nil {
-		return f
-	}
 	// Also for an answer of one token, which the prefill engine gives alone (r27):
 	// LMCache's sender stores every prompt, and fails on one without a receiver.
-	x.at(StepWatch)
+	// The receivers are asked before the prompt is tokenized, so that their answer
+	// is no part of the time to the first token.
+	x.at(StepTokenize)
 	t, f := x.watchTransfer(dec)
 	if f != nil {
 		return f
 	}
 	defer func() {
 		switch {
+		case f != nil && f.step == StepTokenize: // which no receiver is to blame for
+			t.close(fault.Cancelled, f.Error())
 		case f != nil:
 			t.close(f.code(), f.Error())
 		case t.unused != nil:
@@ -105,6 +104,14 @@ func (x *exchange) twoLegs() (f *failure) {
 			t.close("", "")
 		}
 	}()
+	prompt, limit, f := x.tokenize(pre)
+	if f != nil {
+		return f
+	}
+	x.at(StepWatch)
+	if f := t.watched(); f != nil {
+		return f
+	}
 	return x.legs(pre, dec, t, prompt, limit)
 }
 

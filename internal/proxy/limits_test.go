@@ -378,7 +378,7 @@ func TestPanic(t *testing.T) {
 		t.Errorf("the next request: %d", status)
 	}
 	s := f.settled()
-	if s.Requests[Internal] != 1 || s.Failures[Failure{StepWatch, "internal"}] != 1 || s.Nodes[0].InFlight != 0 || s.Nodes[1].InFlight != 0 {
+	if s.Requests[Internal] != 1 || s.Failures[Failure{StepTokenize, "internal"}] != 1 || s.Nodes[0].InFlight != 0 || s.Nodes[1].InFlight != 0 {
 		t.Errorf("%+v", s)
 	}
 }

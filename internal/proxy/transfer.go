@@ -15,6 +15,7 @@ type transfer struct {
 	spec  *openai.Spec
 	watch Watch
 
+	// Set by watched.
 	ctx     context.Context // ends when the transfer fails, with the *failure as cause
 	abort   context.CancelCauseFunc
 	settled chan struct{} // closed when ending and err are set
@@ -25,36 +26,44 @@ type transfer struct {
 	unused *fault.Error // why the answer was given without the KV, nil if it was not
 }
 
-// watchTransfer names a new attempt and returns once its receivers watch it.
+// watchTransfer names a new attempt and asks its receivers to watch it. The
+// caller closes the transfer.
 func (x *exchange) watchTransfer(dec *node) (*transfer, *failure) {
-	cfg := x.p.cfg
-	t := &transfer{x: x, spec: x.p.newSpec(dec), settled: make(chan struct{})}
+	after := x.p.cfg.Timeouts
+	t := &transfer{x: x, spec: x.p.newSpec(dec)}
 	x.attempt(t.spec.ReqID)
-	ctx, stop := within(x.ctx, cfg.Timeouts.Watch, "the watch at the receivers")
-	defer stop()
-	fail := func(err error) *failure {
-		if ctx.Err() != nil {
-			return x.failed(ctx, StepWatch, "", err)
-		}
-		return transferFailure(StepWatch, fault.CodeOf(err), err.Error())
-	}
-	w, err := x.p.watcher.Watch(ctx, WatchRequest{
+	w, err := x.p.watcher.Watch(x.ctx, WatchRequest{
 		ReqID:     t.spec.ReqID,
 		Receivers: dec.receivers,
-		Deadline:  cfg.Timeouts.Prefill + cfg.Timeouts.Transfer,
+		Deadline:  after.Tokenize + after.Watch + after.Prefill + after.Transfer,
 	})
 	if err != nil {
-		return nil, fail(err)
-	}
-	if err := w.Accepted(ctx); err != nil {
-		f := fail(err)
-		w.Cancel(f.code(), f.Error())
-		return nil, f
+		return nil, t.unwatched(x.ctx, err)
 	}
 	t.watch = w
-	t.ctx, t.abort = context.WithCancelCause(x.ctx)
-	go t.follow()
 	return t, nil
+}
+
+// watched returns nil once the receivers watch: the prefill may begin. From then
+// on the ending is awaited.
+func (t *transfer) watched() *failure {
+	ctx, stop := within(t.x.ctx, t.x.p.cfg.Timeouts.Watch, "the watch at the receivers")
+	defer stop()
+	if err := t.watch.Accepted(ctx); err != nil {
+		return t.unwatched(ctx, err)
+	}
+	t.ctx, t.abort = context.WithCancelCause(t.x.ctx)
+	t.settled = make(chan struct{})
+	go t.follow()
+	return nil
+}
+
+// unwatched is the failure of a watch that some receiver does not have.
+func (t *transfer) unwatched(ctx context.Context, err error) *failure {
+	if ctx.Err() != nil {
+		return t.x.failed(ctx, StepWatch, "", err)
+	}
+	return transferFailure(StepWatch, fault.CodeOf(err), err.Error())
 }
 
 // follow waits for the ending; close ends it.
@@ -123,8 +132,10 @@ func (t *transfer) close(code fault.Code, text string) {
 	} else {
 		t.watch.Cancel(code, text)
 	}
-	t.abort(nil)
-	<-t.settled
+	if t.settled != nil {
+		t.abort(nil)
+		<-t.settled
+	}
 }
 
 func transferFailure(step Step, code fault.Code, text string) *failure {

@@ -44,8 +44,9 @@ type fakeWatch struct {
 	ending  Ending
 
 	// Guarded by w.mu.
-	told  bool // Result has returned the ending
-	ended string
+	awaited bool // Accepted was called
+	told    bool // Result has returned the ending
+	ended   string
 }
 
 func newWatcher(t testing.TB) *fakeWatcher {
@@ -145,6 +146,8 @@ func (w *fakeWatcher) endings() []string {
 func (fw *fakeWatch) Accepted(ctx context.Context) error {
 	fw.w.mu.Lock()
 	does := fw.w.receivers
+	fw.awaited = true
+	fw.w.changeLocked()
 	fw.w.mu.Unlock()
 	if does.stall {
 		<-ctx.Done()
