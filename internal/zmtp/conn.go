@@ -46,6 +46,7 @@ type conn struct {
 	heard   atomic.Int64 // nanoseconds from start to the last byte read
 	busy    atomic.Bool  // the handler runs, so nothing is being read
 	peerTTL atomic.Int64 // nanoseconds; 0: none
+	pinged  atomic.Int64 // nanoseconds from start to the peer's last PING
 	closing atomic.Bool
 
 	failOnce  sync.Once
@@ -251,6 +252,7 @@ func (c *conn) command(body []byte) error {
 		if err != nil {
 			return err
 		}
+		c.pinged.Store(int64(time.Since(c.start)))
 		if d := int64(ttl) * int64(100*time.Millisecond); c.peerTTL.Swap(d) != d {
 			c.beatNow()
 		}
@@ -317,7 +319,7 @@ func (c *conn) onBeat() {
 	if c.busy.Load() {
 		heard = now
 	}
-	ping, dead, wait := c.beat.tick(now, heard, time.Duration(c.peerTTL.Load()))
+	ping, dead, wait := c.beat.tick(now, heard, time.Duration(c.pinged.Load()), time.Duration(c.peerTTL.Load()))
 	if !dead && wait > 0 {
 		c.timer.Reset(wait)
 	}

@@ -6,18 +6,22 @@ import "time"
 //
 // Any byte from the peer is a sign of life. The peer has timeout to give one after the first PING that none has followed,
 // and, if it announced a TTL, must give one within each TTL.
+//
+// One question tells both ends that the other lives: who was accepted lets the end that dialled ask, and sends no PING while
+// that one's come within the TTL in them.
 type heartbeat struct {
 	interval time.Duration // between PINGs; negative: none
 	timeout  time.Duration
+	yields   bool // to a peer that asks
 
 	nextPing time.Duration
 	asked    time.Duration // when the first unanswered PING went out
 	waiting  bool          // there is one
 }
 
-// tick says what to do at now, when the peer was last heard at heard and announced ttl (0: none), and when to call again
-// (0: not until the TTL changes). If dead is true, nothing else counts.
-func (h *heartbeat) tick(now, heard, ttl time.Duration) (ping, dead bool, wait time.Duration) {
+// tick says what to do at now, when the peer was last heard at heard, sent its last PING at pinged and announced ttl (0:
+// none), and when to call again (0: not until the TTL changes). If dead is true, nothing else counts.
+func (h *heartbeat) tick(now, heard, pinged, ttl time.Duration) (ping, dead bool, wait time.Duration) {
 	if h.waiting && heard >= h.asked {
 		h.waiting = false
 	}
@@ -25,6 +29,9 @@ func (h *heartbeat) tick(now, heard, ttl time.Duration) (ping, dead bool, wait t
 		return false, true, 0
 	}
 	if h.interval > 0 {
+		if h.yields && ttl > 0 { // but no longer than we would wait ourselves
+			h.nextPing = max(h.nextPing, pinged+min(ttl, h.interval+h.timeout))
+		}
 		if now >= h.nextPing {
 			ping = true
 			h.nextPing = now + h.interval

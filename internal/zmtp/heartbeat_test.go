@@ -11,21 +11,22 @@ import (
 func TestHeartbeatDecisions(t *testing.T) {
 	const s = time.Second
 	type step struct {
-		now, heard, ttl time.Duration
-		ping, dead      bool
-		wait            time.Duration
+		now, heard, pinged, ttl time.Duration
+		ping, dead              bool
+		wait                    time.Duration
 	}
 	for _, tc := range []struct {
 		name              string
 		interval, timeout time.Duration
+		yields            bool
 		steps             []step
 	}{
-		{"answered", 3 * s, 10 * s, []step{
+		{"answered", 3 * s, 10 * s, false, []step{
 			{now: 3 * s, heard: 1 * s, ping: true, wait: 3 * s},
 			{now: 6 * s, heard: 4 * s, ping: true, wait: 3 * s},
 			{now: 9 * s, heard: 7 * s, ping: true, wait: 3 * s},
 		}},
-		{"silent", 3 * s, 10 * s, []step{
+		{"silent", 3 * s, 10 * s, false, []step{
 			{now: 3 * s, ping: true, wait: 3 * s},
 			{now: 6 * s, ping: true, wait: 3 * s},
 			{now: 9 * s, ping: true, wait: 3 * s},
@@ -33,31 +34,49 @@ func TestHeartbeatDecisions(t *testing.T) {
 			{now: 13*s - 1, wait: 1},
 			{now: 13 * s, dead: true},
 		}},
-		{"one byte counts for all PINGs before it", 3 * s, 10 * s, []step{
+		{"one byte counts for all PINGs before it", 3 * s, 10 * s, false, []step{
 			{now: 3 * s, ping: true, wait: 3 * s},
 			{now: 6 * s, ping: true, wait: 3 * s},
 			{now: 9 * s, heard: 8 * s, ping: true, wait: 3 * s},
 			{now: 13 * s, heard: 8 * s, ping: true, wait: 3 * s},
 			{now: 19 * s, heard: 8 * s, dead: true},
 		}},
-		{"timeout before the next PING", 10 * s, 1 * s, []step{
+		{"timeout before the next PING", 10 * s, 1 * s, false, []step{
 			{now: 10 * s, ping: true, wait: 1 * s},
 			{now: 11 * s, dead: true},
 		}},
-		{"no PINGs", -1, 10 * s, []step{{now: 100 * s}}},
-		{"only the peer's TTL", -1, 10 * s, []step{
+		{"no PINGs", -1, 10 * s, false, []step{{now: 100 * s}}},
+		{"only the peer's TTL", -1, 10 * s, false, []step{
 			{now: 5 * s, heard: 4 * s, ttl: 2 * s, wait: 1 * s},
 			{now: 6*s - 1, heard: 4 * s, ttl: 2 * s, wait: 1},
 			{now: 6 * s, heard: 4 * s, ttl: 2 * s, dead: true},
 		}},
-		{"TTL before the next PING", 3 * s, 10 * s, []step{
+		{"TTL before the next PING", 3 * s, 10 * s, false, []step{
 			{now: 3 * s, heard: 2 * s, ttl: 2 * s, ping: true, wait: 1 * s},
+		}},
+		{"the peer asks", 3 * s, 10 * s, true, []step{
+			{now: 3 * s, heard: 3 * s, pinged: 3 * s, ttl: 13 * s, wait: 13 * s},
+			{now: 16 * s, heard: 15 * s, pinged: 15 * s, ttl: 13 * s, wait: 12 * s},
+			{now: 28 * s, heard: 15 * s, pinged: 15 * s, ttl: 13 * s, dead: true},
+		}},
+		{"it asks no more, but speaks", 3 * s, 10 * s, true, []step{
+			{now: 3 * s, heard: 3 * s, pinged: 3 * s, ttl: 13 * s, wait: 13 * s},
+			{now: 16 * s, heard: 15 * s, pinged: 3 * s, ttl: 13 * s, ping: true, wait: 3 * s},
+			{now: 19 * s, heard: 18 * s, pinged: 3 * s, ttl: 13 * s, ping: true, wait: 3 * s},
+		}},
+		{"its TTL is an hour", 3 * s, 10 * s, true, []step{
+			{now: 3 * s, heard: 3 * s, pinged: 3 * s, ttl: 3600 * s, wait: 13 * s},
+			{now: 16 * s, heard: 3 * s, pinged: 3 * s, ttl: 3600 * s, ping: true, wait: 3 * s},
+			{now: 26 * s, heard: 3 * s, pinged: 3 * s, ttl: 3600 * s, dead: true},
+		}},
+		{"it announces none", 3 * s, 10 * s, true, []step{
+			{now: 3 * s, heard: 3 * s, pinged: 3 * s, ping: true, wait: 3 * s},
 		}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			h := heartbeat{interval: tc.interval, timeout: tc.timeout, nextPing: tc.interval}
+			h := heartbeat{interval: tc.interval, timeout: tc.timeout, yields: tc.yields, nextPing: tc.interval}
 			for i, st := range tc.steps {
-				ping, dead, wait := h.tick(st.now, st.heard, st.ttl)
+				ping, dead, wait := h.tick(st.now, st.heard, st.pinged, st.ttl)
 				if ping != st.ping || dead != st.dead || wait != st.wait {
 					t.Fatalf("step %d: ping %v dead %v wait %v, want %+v", i, ping, dead, wait, st)
 				}
@@ -74,8 +93,13 @@ type rawPeer struct {
 
 func startRawPeer(t testing.TB, r *Router, minor byte) *rawPeer {
 	t.Helper()
+	return startRawPeerAs(t, r, minor, "raw")
+}
+
+func startRawPeerAs(t testing.TB, r *Router, minor byte, identity string) *rawPeer {
+	t.Helper()
 	tcp := dialRaw(t, r.Addr())
-	h := hello(typeDealer, "raw")
+	h := hello(typeDealer, identity)
 	h[11] = minor
 	if _, err := tcp.Write(h); err != nil {
 		t.Fatal(err)
@@ -167,6 +191,34 @@ func TestPeersTTL(t *testing.T) {
 	}
 	if e := rec.kind(t, Disconnected, 0); !errors.Is(e.Err, ErrHeartbeat) {
 		t.Errorf("the end is %v", e.Err)
+	}
+}
+
+// A peer that sends PINGs gets none itself from the end that it dialled, which asks others all the while.
+func TestAskingPeerIsNotAsked(t *testing.T) {
+	leakCheck(t)
+	rec := &recorder{}
+	r := startRouter(t, rec.handle, Options{HeartbeatInterval: 10 * time.Millisecond, HeartbeatTimeout: 20 * time.Second})
+	p := startRawPeer(t, r, 1)
+	if _, err := p.Write(appendPing(nil, 200, []byte("first"))); err != nil {
+		t.Fatal(err)
+	}
+	for name := ""; name != "PONG"; { // until then it may be asked
+		_, command, err := p.in.next()
+		if err != nil {
+			t.Fatal(err)
+		}
+		name, _, _ = parseCommand(command)
+	}
+	quiet := startRawPeerAs(t, r, 1, "quiet")
+	for range 5 {
+		quiet.command(t, "PING")
+	}
+	if _, err := p.Write(appendPing(nil, 200, []byte("second"))); err != nil {
+		t.Fatal(err)
+	}
+	if got := p.command(t, "PONG"); string(got) != "second" {
+		t.Errorf("PONG with %q", got)
 	}
 }
 

@@ -288,6 +288,8 @@ func (l *Listener) handshake(id ConnID, tcp *net.TCPConn) (*conn, error) {
 	if err != nil {
 		return nil, err
 	}
+	c.beat.yields = true
+	c.beat.nextPing += max(c.beat.interval, 0) / 2 // the other end's first one comes before
 	if l.typ == typeRouter {
 		return c, c.handshake(l.ctx, l.opts.Identity, func(ctx context.Context, identity []byte) error {
 			return l.admit(ctx, c, identity)

@@ -14,7 +14,8 @@ type Options struct {
 	Identity []byte
 
 	// HeartbeatInterval is the time between PINGs (3 s; negative: send none). A peer that announces ZMTP 3.0 gets none:
-	// PING came with 3.1. A peer's own PINGs are always answered, and the TTL in them is honoured.
+	// PING came with 3.1. A peer's own PINGs are always answered, and the TTL in them is honoured; the end that was accepted
+	// sends none while they come.
 	HeartbeatInterval time.Duration
 	// HeartbeatTimeout is how long after an unanswered PING a connection is closed if nothing at all comes (10 s). Interval and
 	// timeout together are announced to the peer as TTL; each is at most 3276 s.
