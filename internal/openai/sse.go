@@ -22,6 +22,10 @@ func (e Event) Done() bool { return string(e.Data) == "[DONE]" }
 // EventReader reads server-sent events as they arrive: an event is returned as
 // soon as its last line is in, whatever ends the lines (\n, \r\n or \r).
 type EventReader struct {
+	// BeforeRead, if set, is called when nothing is left of what was read and more
+	// is awaited. Its error ends the reading.
+	BeforeRead func() error
+
 	r      *bufio.Reader
 	max    int
 	line   []byte
@@ -43,6 +47,11 @@ func NewEventReader(r io.Reader, max int) *EventReader {
 func (r *EventReader) Next() (Event, error) {
 	r.data, r.name, r.begun = r.data[:0], "", false
 	for {
+		if r.r.Buffered() == 0 && r.BeforeRead != nil {
+			if err := r.BeforeRead(); err != nil {
+				return Event{}, err
+			}
+		}
 		if _, err := r.r.Peek(1); err != nil { // waits for more
 			if err == io.EOF && (len(r.line) > 0 || r.begun) {
 				err = io.ErrUnexpectedEOF

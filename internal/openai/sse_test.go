@@ -134,3 +134,37 @@ func FuzzEventReader(f *testing.F) {
 		}
 	})
 }
+
+// piecewise is a stream that comes in pieces.
+type piecewise []string
+
+func (p *piecewise) Read(b []byte) (int, error) {
+	if len(*p) == 0 {
+		return 0, io.EOF
+	}
+	n := copy(b, (*p)[0])
+	*p = (*p)[1:]
+	return n, nil
+}
+
+// TestBeforeRead: it is called whenever nothing is left of what was read, also in
+// the middle of an event, and its error ends the reading.
+func TestBeforeRead(t *testing.T) {
+	broken := errors.New("broken")
+	var log []string
+	r := NewEventReader(&piecewise{"data: a\n\ndata: b\n\nda", "ta: c\n\n", "data: d\n\n", "data: e\n\n"}, 100)
+	r.BeforeRead = func() error {
+		if len(log) > 0 && log[len(log)-1] == "d" {
+			return broken
+		}
+		log = append(log, "read")
+		return nil
+	}
+	e, err := r.Next()
+	for ; err == nil; e, err = r.Next() {
+		log = append(log, string(e.Data))
+	}
+	if diff := cmp.Diff([]string{"read", "a", "b", "read", "c", "read", "d"}, log); diff != "" || err != broken {
+		t.Errorf("%v; %s", err, diff)
+	}
+}

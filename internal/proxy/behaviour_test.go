@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"slices"
 	"strings"
@@ -427,5 +428,71 @@ func TestConnectionsAreKept(t *testing.T) {
 			t.Errorf("50 requests took %d connections to an engine", e.conns)
 		}
 		e.mu.Unlock()
+	}
+}
+
+// flushes counts how often an answer is handed to the network.
+type flushes struct {
+	*httptest.ResponseRecorder
+	n int
+}
+
+func (w *flushes) FlushError() error { w.n++; return nil }
+
+// TestEventsAtOnce: events that an engine sends at once reach the client in few
+// writes.
+func TestEventsAtOnce(t *testing.T) {
+	const events = 100
+	f := newFleet(t, 1, 1, true, nil)
+	w := &flushes{ResponseRecorder: httptest.NewRecorder()}
+	f.decodes[0].setHook(func(out http.ResponseWriter, _ *http.Request, _ gjson.Result) bool {
+		out.Header().Set("Content-Type", eventType)
+		for i := range events {
+			fmt.Fprintf(out, "data: {\"choices\":[{\"index\":0,\"text\":\"%d\"}]}\n\n", i)
+		}
+		io.WriteString(out, "data: [DONE]\n\n")
+		return true
+	})
+	r := httptest.NewRequest("POST", "/v1/completions", strings.NewReader(`{"prompt":"hello","n":2,"stream":true}`))
+	f.proxy.Handler().ServeHTTP(w, r)
+	if got := strings.Count(w.Body.String(), "data: "); got != events+1 || w.n > events/4 {
+		t.Errorf("%d events in %d writes, want %d in few", got, w.n, events+1)
+	}
+	f.settled()
+}
+
+// TestEventsOneByOne: an event goes out before the next one is awaited, also when
+// a part of that is there already.
+func TestEventsOneByOne(t *testing.T) {
+	for _, body := range []string{`{"prompt":"hello","max_tokens":9,"stream":true}`, `{"prompt":"hello","n":2,"stream":true}`} {
+		f := newFleet(t, 1, 1, true, nil)
+		seen := make(chan struct{})
+		f.decodes[0].setHook(func(out http.ResponseWriter, r *http.Request, _ gjson.Result) bool {
+			out.Header().Set("Content-Type", eventType)
+			for range 8 {
+				io.WriteString(out, "data: {\"choices\":[{\"index\":0,\"text\":\"x\",\"finish_reason\":null}]}\n\ndata: ")
+				http.NewResponseController(out).Flush()
+				select {
+				case <-seen:
+				case <-r.Context().Done():
+				}
+				io.WriteString(out, "{\"choices\":[]}\n\n")
+			}
+			io.WriteString(out, "data: {\"choices\":[{\"index\":0,\"text\":\"x\",\"finish_reason\":\"length\"}]}\n\ndata: [DONE]\n\n")
+			return true
+		})
+		resp := f.open(soon(t), "/v1/completions", body)
+		lines, got := bufio.NewScanner(resp.Body), 0
+		for lines.Scan() {
+			if gjson.Get(strings.TrimPrefix(lines.Text(), "data: "), "choices.0.text").Str == "x" {
+				if got++; got <= 8 {
+					seen <- struct{}{}
+				}
+			}
+		}
+		if lines.Err() != nil || got != 9 {
+			t.Errorf("%s: %d events, %v", body, got, lines.Err())
+		}
+		f.settled()
 	}
 }

@@ -86,6 +86,11 @@ func (c *client) document(ctx context.Context, method string, n *node, path stri
 
 // readAll reads a body that is not streamed.
 func (c *client) readAll(resp *http.Response) ([]byte, error) {
+	if n := resp.ContentLength; 0 < n && n <= min(c.maxAnswer, maxPiece) { // more is not allocated before it is there
+		doc := make([]byte, n)
+		_, err := io.ReadFull(resp.Body, doc)
+		return doc, err
+	}
 	doc, err := io.ReadAll(io.LimitReader(resp.Body, c.maxAnswer+1))
 	if err != nil {
 		return nil, err
@@ -115,6 +120,8 @@ type stream struct {
 	first  *time.Timer // runs until the first event
 	idle   *time.Timer // runs while a later one is awaited; nil before
 	limit  time.Duration
+	begun  bool // the first event was there
+	reply  *reply
 }
 
 var errNotEvents = errors.New("the answer is no event stream")
@@ -129,7 +136,7 @@ func isEvents(resp *http.Response) bool {
 // stream, also after an error; what comes may be no event stream (isEvents).
 func (x *exchange) begin(n *node, path string, body []byte) (*stream, error) {
 	t := x.p.cfg.Timeouts
-	s := &stream{limit: t.DecodeIdle}
+	s := &stream{limit: t.DecodeIdle, reply: x.reply}
 	s.ctx, s.cancel = context.WithCancelCause(x.ctx)
 	s.first = time.AfterFunc(t.DecodeStart, func() {
 		s.cancel(&stepTimeout{"the decode engine's first event", t.DecodeStart})
@@ -139,15 +146,19 @@ func (x *exchange) begin(n *node, path string, body []byte) (*stream, error) {
 		return s, err
 	}
 	s.events = openai.NewEventReader(s.resp.Body, x.p.cfg.MaxEvent)
+	s.events.BeforeRead = s.wait
 	return s, nil
 }
 
-// next returns the next event. Time counts only while it waits, not while the
-// caller hands the event on. A stream that ends without the caller's having seen
-// [DONE] was cut: io.ErrUnexpectedEOF.
+// next returns the next event. Time counts only while the engine is waited for. A
+// stream that ends without the caller's having seen [DONE] was cut:
+// io.ErrUnexpectedEOF.
 func (s *stream) next() (openai.Event, error) {
 	e, err := s.events.Next()
-	s.first.Stop()
+	if !s.begun {
+		s.begun = true
+		s.first.Stop()
+	}
 	if s.idle != nil {
 		s.idle.Stop()
 	}
@@ -157,16 +168,33 @@ func (s *stream) next() (openai.Event, error) {
 	return e, err
 }
 
-// resume lets time count again, before the next event is awaited.
-func (s *stream) resume() {
+// wait is called before the engine is waited for: the client gets all that came
+// so far, and after that time counts. So events that come at once go out at once,
+// none is held back for another, and a slow client is not taken for a slow engine.
+func (s *stream) wait() error {
 	if s.idle != nil {
-		s.idle.Reset(s.limit)
-		return
+		s.idle.Stop()
 	}
-	s.idle = time.AfterFunc(s.limit, func() {
-		s.cancel(&stepTimeout{"the decode engine's next event", s.limit})
-	})
+	if err := s.reply.flush(); err != nil {
+		return &untaken{err}
+	}
+	switch {
+	case !s.begun:
+	case s.idle != nil:
+		s.idle.Reset(s.limit)
+	default:
+		s.idle = time.AfterFunc(s.limit, func() {
+			s.cancel(&stepTimeout{"the decode engine's next event", s.limit})
+		})
+	}
+	return nil
 }
+
+// untaken is the error of a write to the client, which came while an engine was
+// read.
+type untaken struct{ error }
+
+func (e *untaken) Unwrap() error { return e.error }
 
 // drain reads what follows [DONE], which is nothing, so that the connection can
 // be kept. An engine that does not end its answer at once loses it.

@@ -127,7 +127,11 @@ func (x *exchange) legs(pre, dec *node, t *transfer, prompt openai.Tokens, limit
 	if x.p.cfg.Policy == Fail && t.said != nil && !splice.Ended() {
 		return t.said // before the first byte
 	}
-	if err := x.reply.events(splice.Head()); err != nil {
+	err := x.reply.events(splice.Head())
+	if err == nil {
+		err = x.reply.flush() // at once: the rest waits for the KV
+	}
+	if err != nil {
 		return x.gone(StepPrefill, err)
 	}
 	x.p.stats.firstToken(time.Since(x.begun))
@@ -136,7 +140,6 @@ func (x *exchange) legs(pre, dec *node, t *transfer, prompt openai.Tokens, limit
 	} else if f := x.rest(dec, t, prompt, limit, splice); f != nil {
 		return f
 	}
-	var err error
 	if x.req.Stream {
 		err = x.reply.done()
 	} else {
@@ -234,7 +237,6 @@ func (x *exchange) decode(dec *node, body []byte, splice *openai.Splice) *failur
 		if err := x.reply.events(out); err != nil {
 			return x.gone(StepDecode, err)
 		}
-		s.resume()
 	}
 	s.drain()
 	return nil

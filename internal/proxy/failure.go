@@ -94,6 +94,7 @@ func (x *exchange) failed(ctx context.Context, step Step, who string, err error)
 	var timeout *stepTimeout
 	var engine *engineStatus
 	var told *openai.Error
+	var unsent *untaken
 	prompt := step != StepDecode && step != StepWhole // the prompt's part: another engine can do it
 	cause := err
 	if ctx.Err() == nil {
@@ -103,6 +104,8 @@ func (x *exchange) failed(ctx context.Context, step Step, who string, err error)
 		cause = context.Cause(ctx)
 	}
 	switch {
+	case errors.As(err, &unsent):
+		return x.gone(step, unsent.error)
 	case errors.As(cause, &own):
 		return own
 	case errors.As(cause, &timeout):

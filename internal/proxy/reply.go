@@ -15,14 +15,14 @@ const (
 	maxPiece  = 64 << 10 // bytes of a document in one write
 )
 
-// reply is the answer to one client. Nothing is kept: each event is written and
-// flushed before the next is read, and a write that the client does not take
-// within timeout fails.
+// reply is the answer to one client. Events are written by flush, several at once
+// if they came at once, at the latest when they are maxPiece. A write that the
+// client does not take within timeout fails.
 type reply struct {
 	w       http.ResponseWriter
 	ctl     *http.ResponseController
 	timeout time.Duration
-	buf     []byte
+	buf     []byte // events to be written
 
 	started bool // a byte of the answer is out: errors must be events now
 	stream  bool // the answer is an event stream
@@ -45,7 +45,7 @@ func (o *reply) write(b []byte) error {
 	return nil
 }
 
-// event sends one event, and before the first one the head of the answer.
+// event takes one event, and before the first one sets the head of the answer.
 func (o *reply) event(e openai.Event) error {
 	if !o.started {
 		h := o.w.Header()
@@ -55,11 +55,24 @@ func (o *reply) event(e openai.Event) error {
 		o.w.WriteHeader(http.StatusOK)
 		o.started, o.stream = true, true
 	}
-	o.buf = openai.AppendEvent(o.buf[:0], e)
-	return o.write(o.buf)
+	o.buf = openai.AppendEvent(o.buf, e)
+	if len(o.buf) < maxPiece {
+		return nil
+	}
+	return o.flush()
 }
 
-// events sends the data of several.
+// flush writes the events that were taken.
+func (o *reply) flush() error {
+	if len(o.buf) == 0 {
+		return nil
+	}
+	b := o.buf
+	o.buf = o.buf[:0]
+	return o.write(b)
+}
+
+// events takes the data of several.
 func (o *reply) events(data [][]byte) error {
 	for _, d := range data {
 		if err := o.event(openai.Event{Data: d}); err != nil {
@@ -70,7 +83,12 @@ func (o *reply) events(data [][]byte) error {
 }
 
 // done ends a good stream.
-func (o *reply) done() error { return o.event(openai.Event{Data: []byte("[DONE]")}) }
+func (o *reply) done() error {
+	if err := o.event(openai.Event{Data: []byte("[DONE]")}); err != nil {
+		return err
+	}
+	return o.flush()
+}
 
 // document sends a whole answer.
 func (o *reply) document(status int, body []byte) error {
@@ -95,7 +113,10 @@ func (o *reply) document(status int, body []byte) error {
 // event after it. An error event is the last one: no [DONE] follows.
 func (o *reply) fail(e *openai.Error, retry string) error {
 	if o.stream {
-		return o.event(openai.Event{Data: e.Body()})
+		if err := o.event(openai.Event{Data: e.Body()}); err != nil {
+			return err
+		}
+		return o.flush()
 	}
 	if o.started {
 		return nil // a document goes out whole or breaks off

@@ -60,9 +60,11 @@ func (x *exchange) relay(s *stream) *failure {
 			return x.gone(StepWhole, err)
 		}
 		if first {
+			if err := x.reply.flush(); err != nil {
+				return x.gone(StepWhole, err)
+			}
 			x.p.stats.firstToken(time.Since(x.begun))
 		}
-		s.resume()
 	}
 	if err := x.reply.done(); err != nil {
 		return x.gone(StepWhole, err)
