@@ -117,7 +117,8 @@ func (w *Watcher) Notified(conn kv.ConnID, payload []byte) {
 	w.mail.putFrom(conn, len(payload), watch.Notified{Conn: conn, Msg: m})
 }
 
-// Watch begins a watch. deadline bounds the time until the transfer is ready.
+// Watch begins a watch. deadline bounds the time until the transfer is ready. The
+// loop's own goroutine sends it: the caller has something better to do first.
 func (w *Watcher) Watch(ctx context.Context, req string, peers []watch.Peer, deadline time.Duration) (*Watch, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -126,7 +127,7 @@ func (w *Watcher) Watch(ctx context.Context, req string, peers []watch.Peer, dea
 	w.mu.calls++
 	wt := &Watch{w: w, call: w.mu.calls, accepted: make(chan struct{}), done: make(chan struct{})}
 	w.mu.Unlock()
-	if !w.mail.putCall(watchCall{wt, watch.Watch{Call: wt.call, ReqID: req, Peers: peers, Deadline: kv.Duration(deadline)}}) {
+	if !w.mail.put(watchCall{wt, watch.Watch{Call: wt.call, ReqID: req, Peers: peers, Deadline: kv.Duration(deadline)}}) {
 		return nil, errClosed
 	}
 	return wt, nil
@@ -167,11 +168,11 @@ func (wt *Watch) Result(ctx context.Context) (watch.Result, error) {
 
 // Cancel ends the transfer at all receivers, and the watch. It does not wait.
 func (wt *Watch) Cancel(reason fault.Code, text string) {
-	wt.w.mail.post(watch.Cancel{Call: wt.call, Reason: reason, Text: text})
+	wt.w.mail.postCall(watch.Cancel{Call: wt.call, Reason: reason, Text: text})
 }
 
 // Release ends the watch alone. It does not wait.
-func (wt *Watch) Release() { wt.w.mail.post(watch.Release{Call: wt.call}) }
+func (wt *Watch) Release() { wt.w.mail.postCall(watch.Release{Call: wt.call}) }
 
 type watchCall struct {
 	watch *Watch

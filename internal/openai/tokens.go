@@ -18,6 +18,9 @@ func ParseTokens(v gjson.Result) (Tokens, error) {
 	if !v.IsArray() {
 		return Tokens{}, fmt.Errorf("token ids are %s, not a list", typeName(v))
 	}
+	if n, ok := compact(v.Raw); ok {
+		return Tokens{list: v.Raw[1 : len(v.Raw)-1], N: n}, nil
+	}
 	list := make([]byte, 0, len(v.Raw))
 	n, err := int64(0), error(nil)
 	v.ForEach(func(_, e gjson.Result) bool {
@@ -37,6 +40,28 @@ func ParseTokens(v gjson.Result) (Tokens, error) {
 		return Tokens{}, err
 	}
 	return Tokens{list: string(list), N: n}, nil
+}
+
+// compact counts the integers of an array as engines write it, without spaces:
+// what Tokens would keep of it is its own text. Anything else it leaves to others.
+func compact(array string) (n int64, ok bool) {
+	if array == "[]" {
+		return 0, true
+	}
+	digits, zero := 0, false
+	for i := 1; i < len(array); i++ {
+		switch c := array[i]; {
+		case '0' <= c && c <= '9' && !zero && digits < 18: // which fit in 64 bits
+			zero = digits == 0 && c == '0'
+			digits++
+		case digits > 0 && (c == ',' || c == ']' && i == len(array)-1):
+			digits, zero = 0, false
+			n++
+		default:
+			return 0, false
+		}
+	}
+	return n, array[len(array)-1] == ']'
 }
 
 // with returns the ids and one more.
