@@ -155,6 +155,8 @@ func TestTooManyConnections(t *testing.T) {
 	const limit = 4
 	f := newFleet(t, 1, 1, true, func(c *Config) { c.MaxConns = limit })
 	came, goOn := make(chan struct{}), make(chan struct{})
+	release := sync.OnceFunc(func() { close(goOn) })
+	t.Cleanup(release) // before the fleet's own end, which waits for the request
 	f.prefills[0].setHook(func(http.ResponseWriter, *http.Request, gjson.Result) bool {
 		close(came)
 		<-goOn
@@ -213,7 +215,7 @@ func TestTooManyConnections(t *testing.T) {
 			t.Fatalf("only %d newcomers were answered in %v: %v", newcomers, patience, err)
 		}
 	}
-	close(goOn)
+	release()
 	if err := read(busy); err != nil {
 		t.Errorf("the request in flight: %v", err)
 	}
