@@ -470,13 +470,16 @@ func frontCrowd(ctx context.Context, f *front, begun func()) error {
 		if err != nil {
 			return err
 		}
-		all = append(all, nc)
 		nc.SetDeadline(time.Now().Add(limit))
-		if _, err := io.WriteString(nc, "GET /health HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
+		if _, err = io.WriteString(nc, "GET /health HTTP/1.1\r\nHost: x\r\n\r\n"); err == nil {
+			_, err = nc.Read(make([]byte, 4<<10))
+		}
+		if err != nil {
+			nc.Close()
 			return err
 		}
-		_, err = nc.Read(make([]byte, 4<<10))
-		return err
+		all = append(all, nc)
+		return nil
 	}
 	for range crowd() {
 		if err := ask(); err != nil && len(all) < crowd()/2 {
