@@ -86,16 +86,60 @@ func (b *body) add(n int64) error {
 	return nil
 }
 
-// counted counts what it reads.
-type counted struct {
-	b *body
-	r io.Reader
+// The memory that a body is read into: a small piece, which is most bodies' only
+// one, and then larger ones, which are used again. A body that grew in one piece
+// would be copied and its new memory cleared again and again, page fault by page
+// fault: that took more time than all else, with clients that send large ones.
+const (
+	firstPiece = 4 << 10
+	nextPiece  = 64 << 10
+)
+
+var pieces = sync.Pool{New: func() any { return new([nextPiece]byte) }}
+
+// readAll reads a body to its end. Memory is counted before it is taken, and taken
+// as the bytes come; one piece is made of it only when all of it is there.
+func (b *body) readAll(r io.Reader) ([]byte, error) {
+	var next []*[nextPiece]byte
+	defer func() {
+		for _, p := range next {
+			pieces.Put(p)
+		}
+	}()
+	if err := b.add(firstPiece); err != nil {
+		return nil, err
+	}
+	first := make([]byte, firstPiece)
+	n, err := fillPiece(r, first)
+	size := n
+	for err == nil {
+		if err = b.add(nextPiece); err != nil {
+			break
+		}
+		p := pieces.Get().(*[nextPiece]byte)
+		next = append(next, p)
+		n, err = fillPiece(r, p[:])
+		size += n
+	}
+	if err != io.EOF {
+		return nil, err
+	}
+	all := first[:min(size, firstPiece)]
+	if size > firstPiece {
+		all = append(make([]byte, 0, size), all...)
+		for _, p := range next {
+			all = append(all, p[:min(size-len(all), nextPiece)]...)
+		}
+	}
+	return all, b.add(int64(size - firstPiece - len(next)*nextPiece))
 }
 
-func (c counted) Read(p []byte) (int, error) {
-	n, err := c.r.Read(p)
-	if e := c.b.add(int64(n)); e != nil {
-		return n, e
+// fillPiece reads until p is full or there is an error, io.EOF at the end.
+func fillPiece(r io.Reader, p []byte) (n int, err error) {
+	for n < len(p) && err == nil {
+		var m int
+		m, err = r.Read(p[n:])
+		n += m
 	}
 	return n, err
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"mime"
 	"net/http"
 	"os"
@@ -99,7 +98,7 @@ func (x *exchange) read(r *http.Request) ([]byte, *failure) {
 	if err := x.reply.ctl.SetReadDeadline(time.Now().Add(x.p.cfg.Timeouts.Body)); err != nil && !errors.Is(err, http.ErrNotSupported) {
 		return nil, x.gone(StepRead, err)
 	}
-	body, err := io.ReadAll(counted{x.body, http.MaxBytesReader(x.reply.w, r.Body, limit)})
+	body, err := x.body.readAll(http.MaxBytesReader(x.reply.w, r.Body, limit))
 	var tooLarge *http.MaxBytesError
 	switch {
 	case x.body.read():
