@@ -6,9 +6,7 @@ import contextlib
 import json
 import os
 import pathlib
-import random
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -17,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from ports import free_port
 
 import berth_kv
 
@@ -26,19 +25,6 @@ WAIT = 20.0  # seconds; how long a test waits for what must come
 
 LAYOUT = berth_kv.Layout.attention(layers=4, kv_heads=2, head_size=16, chunk_tokens=16, dtype="bfloat16")
 SHAPE = "kv_shape: [4, 2, 16, 2, 16]\nkv_dtype: bfloat16\n"
-
-
-# Each once, below those that the kernel hands out.
-_ports = iter(random.sample(range(10000, 32500), 22500))
-
-
-def free_port() -> int:
-    """A port that nobody uses, to be bound later."""
-    for port in _ports:
-        with socket.socket() as s, contextlib.suppress(OSError):
-            s.bind(("127.0.0.1", port))
-            return port
-    raise RuntimeError("no free port")
 
 
 @dataclass
