@@ -61,7 +61,7 @@ VLLM := $(CACHE)/vllm-1
 .PHONY: vllm vllm-short demo-vllm bench-vllm
 vllm: build python lmcache ## test the vLLM connector on real vLLM, and with LMCache's proxy (installs both: 14 GB in CACHE)
 	@bash python/tests/install-vllm.sh $(VLLM) lmcache $(LMCACHE)/bin/python
-	@KV_TEST_LMCACHE=$(LMCACHE)/bin/python bash python/tests/run-vllm.sh $(VLLM) --ignore tests/vllm/test_short.py $(or $(PYTEST),tests/vllm)
+	@KV_TEST_LMCACHE=$(LMCACHE)/bin/python bash python/tests/run-vllm.sh $(VLLM) $(or $(PYTEST),$(addprefix tests/vllm/test_,connector.py vllm.py settings.py bfloat16.py))
 
 vllm-short: build python ## its hooks over real agents and caches, and one pair of servers (installs vLLM: 7 GB in CACHE)
 	@bash python/tests/install-vllm.sh $(VLLM)

@@ -12,7 +12,6 @@ import os
 import pathlib
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -22,6 +21,9 @@ import urllib.request
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+from ports import free_port  # noqa: E402
+
 ROOT = pathlib.Path(__file__).parents[3]
 BERTH = os.environ.get("BERTH", str(ROOT / "bin" / "berth"))
 VENV = pathlib.Path(os.environ.get("KV_TEST_VLLM", "/nonexistent"))
@@ -30,22 +32,12 @@ MODEL = str(VENV / "model")
 NAME = "smollm2"
 START = 600.0  # seconds; a busy machine takes minutes to import torch in three processes
 WAIT = 180.0
+ANSWER = 300.0  # an engine with little memory has some requests wait for others
 
 # SmolLM2-135M: an agent's kv_shape.
 LAYERS, KV_HEADS, HEAD_SIZE = 30, 3, 64
 CHUNK = 256
 WIRE = {"float32": ("float", 4), "bfloat16": ("bfloat16", 2)}
-
-_ports = iter(range(10000 + os.getpid() * 37 % 15000, 32000))
-
-
-def free_port() -> int:
-    for port in _ports:
-        with socket.socket() as s, contextlib.suppress(OSError):
-            s.bind(("127.0.0.1", port))
-            return port
-    raise RuntimeError("no free port")
-
 
 def slot_bytes(dtype: str, chunk: int = CHUNK) -> int:
     return 2 * LAYERS * chunk * KV_HEADS * HEAD_SIZE * WIRE[dtype][1]
@@ -133,6 +125,10 @@ class Agent(Process):
                 return out
         return None
 
+    def pool(self) -> dict[str, Any]:
+        """Slots of a receiver by their state."""
+        return (self.status() or {}).get("pool") or {}
+
     def empty(self) -> bool:
         s = self.status() or {}
         pools = [s[p] for p in ("pool", "staging") if s.get(p)]
@@ -140,9 +136,9 @@ class Agent(Process):
 
 
 class VLLM(Process):
-    """A server. core: the core on which its worker computes."""
+    """A server with one thread that computes. core: where it does so; -1: wherever the system puts it."""
 
-    def __init__(self, name: str, folder: pathlib.Path, dtype: str = "float32", *, role: str = "", agent: Agent | None = None, core: int = 0, extra: dict[str, Any] | None = None, args: list[str] | None = None, policy: str = "recompute", transfer: dict[str, Any] | None = None, env: dict[str, str] | None = None, port: int = 0) -> None:
+    def __init__(self, name: str, folder: pathlib.Path, dtype: str = "float32", *, role: str = "", agent: Agent | None = None, core: int = -1, extra: dict[str, Any] | None = None, args: list[str] | None = None, policy: str = "recompute", transfer: dict[str, Any] | None = None, env: dict[str, str] | None = None, port: int = 0) -> None:
         self.port = port or free_port()
         argv = [str(VENV / "bin" / "python"), "-m", "vllm.entrypoints.openai.api_server", "--model", MODEL, "--served-model-name", NAME, "--host", "127.0.0.1"]
         argv += ["--port", str(self.port), "--enforce-eager", "--max-model-len", "2048", "--dtype", dtype, *(args or [])]
@@ -154,10 +150,10 @@ class VLLM(Process):
             }  # fmt: skip
         if transfer:
             argv += ["--kv-transfer-config", json.dumps(transfer)]
-        cores = os.cpu_count() or 1
+        bind = str(core % (os.cpu_count() or 1)) if core >= 0 else "nobind"
         environment = {
-            "PYTHONPATH": SITE, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": str(core % cores), "VLLM_NO_USAGE_STATS": "1",
-            "HF_HUB_OFFLINE": "1", "VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo",
+            "PYTHONPATH": SITE, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": bind, "OMP_NUM_THREADS": "1",
+            "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo",
         }  # fmt: skip
         super().__init__(name, folder, argv, {**environment, **(env or {})})
 
@@ -196,7 +192,7 @@ def get(port: int, path: str) -> str | None:
         return None
 
 
-def post(port: int, path: str, body: dict[str, Any], timeout: float = WAIT) -> dict[str, Any]:
+def post(port: int, path: str, body: dict[str, Any], timeout: float = ANSWER) -> dict[str, Any]:
     """A JSON answer; RuntimeError with status and body when it is no 200."""
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", json.dumps(body).encode(), {"Content-Type": "application/json"})
     try:
@@ -207,7 +203,7 @@ def post(port: int, path: str, body: dict[str, Any], timeout: float = WAIT) -> d
         raise RuntimeError(f"{e.code}: {e.read().decode()[:500]}") from None
 
 
-def events(port: int, path: str, body: dict[str, Any], timeout: float = WAIT) -> Iterator[dict[str, Any]]:
+def events(port: int, path: str, body: dict[str, Any], timeout: float = ANSWER) -> Iterator[dict[str, Any]]:
     """The events of a streamed answer. RuntimeError when it ends without [DONE]."""
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", json.dumps({**body, "stream": True}).encode(), {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=timeout) as r:
@@ -223,7 +219,7 @@ def events(port: int, path: str, body: dict[str, Any], timeout: float = WAIT) ->
     raise RuntimeError("the stream ended without [DONE]")
 
 
-def answer(port: int, prompt: dict[str, Any], stream: bool = False, tokens: int = 32, timeout: float = WAIT) -> list[int]:
+def answer(port: int, prompt: dict[str, Any], stream: bool = False, tokens: int = 32, timeout: float = ANSWER) -> list[int]:
     """Token ids of a greedy answer. prompt has `prompt` or `messages`."""
     path = "/v1/chat/completions" if "messages" in prompt else "/v1/completions"
     body = {"model": NAME, "max_tokens": tokens, "temperature": 0, "return_token_ids": True, **prompt}
@@ -266,7 +262,14 @@ def questions(server: VLLM) -> list[dict[str, Any]]:
     return prompts
 
 
-_answers: dict[str, tuple[list[dict[str, Any]], list[list[int]]]] = {}  # of plain vLLM, by dtype
+_answers: dict[str, concurrent.futures.Future[list[list[int]]]] = {}  # of plain vLLM, by dtype
+
+
+def answers(server: VLLM, prompts: list[dict[str, Any]]) -> list[list[int]]:
+    try:
+        return at_once(lambda p: answer(server.port, p), prompts)
+    finally:
+        server.stop()
 
 
 class Fleet:
@@ -277,47 +280,48 @@ class Fleet:
         self.folder, self.dtype, self.p_args, self.d_args, self.policy, self.find = folder, dtype, p_args, d_args, policy, find
         self.notify = free_port()
         self.processes: list[Process] = []
-        self.want: list[list[int]] = []
         try:
-            plain = plain and not beside
-            self.plain: VLLM | None = self.add(VLLM("plain", folder, dtype, core=0)) if beside or plain and dtype not in _answers else None
+            ask = plain and not beside and dtype not in _answers
+            self.plain: VLLM | None = self.add(VLLM("plain", folder, dtype)) if beside or ask else None
             self.senders = [self.sender(i) for i in range(prefillers)]
             self.receiver: Agent = self.add(Agent("receiver", folder, "receiver", dtype, 20))
             self.prefillers = [self.prefiller(i) for i in range(prefillers)]
             self.decoder: VLLM = self.add(
-                VLLM("decode", folder, dtype, role="kv_consumer", agent=self.receiver, core=1, args=d_args, policy=policy, extra={"find": find, "timings": True})
+                VLLM("decode", folder, dtype, role="kv_consumer", agent=self.receiver, args=d_args, policy=policy, extra={"find": find, "timings": True})
             )
-            if self.plain:
-                self.prompts = questions(self.plain.ready())
-            if self.plain and not beside:
-                port = self.plain.port
-                _answers[dtype] = self.prompts, at_once(lambda p: answer(port, p), self.prompts)
-                self.plain.stop()
-            for v in (*self.prefillers, self.decoder):
-                v.ready()
-            if plain:
-                self.prompts, self.want = _answers[dtype]
-            elif not beside:
-                self.prompts = questions(self.decoder)
+            for v in (self.plain, *self.prefillers, self.decoder):
+                if v:
+                    v.ready()
+            self.prompts = questions(self.decoder)
             self.asked = range(len(self.prompts) - len(FRESH))
+            if ask and self.plain:
+                pool = concurrent.futures.ThreadPoolExecutor(1)
+                _answers[dtype] = pool.submit(answers, self.plain, self.prompts)
+                pool.shutdown(wait=False)
             self.front, self.port = self.proxy()
         except BaseException:
             self.close()
             raise
+
+    @property
+    def want(self) -> list[list[int]]:
+        """Plain vLLM's answers, from a server that is asked while the fleet is, and then ends."""
+        return _answers[self.dtype].result(10 * ANSWER) if self.dtype in _answers else []
 
     def add(self, p: Any) -> Any:
         self.processes.append(p)
         return p
 
     def proxy(self) -> tuple[Process, int]:
-        p, port = proxy(self.folder, self.prefillers, [(self.decoder, self.receiver)], self.notify)
+        patient = ["--decode-start-timeout", "5m", "--decode-idle-timeout", "5m"]
+        p, port = proxy(self.folder, self.prefillers, [(self.decoder, self.receiver)], self.notify, patient)
         return self.add(p), port
 
     def sender(self, i: int) -> Agent:
         return self.add(Agent(f"sender-{i}", self.folder, "sender", self.dtype, 8, self.notify))  # type: ignore[no-any-return]
 
     def prefiller(self, i: int, port: int = 0) -> VLLM:
-        return self.add(VLLM(f"prefill-{i}", self.folder, self.dtype, role="kv_producer", agent=self.senders[i], core=i, args=self.p_args, port=port))  # type: ignore[no-any-return]
+        return self.add(VLLM(f"prefill-{i}", self.folder, self.dtype, role="kv_producer", agent=self.senders[i], args=self.p_args, port=port))  # type: ignore[no-any-return]
 
     def ask(self, i: int) -> list[int]:
         """The proxy's answer to prompt i; every other one streamed."""
@@ -331,7 +335,8 @@ class Fleet:
     def equal(self, which: Iterable[int]) -> None:
         which = list(which)
         got = at_once(self.ask, which)
-        wrong = [(i, g, self.want[i]) for i, g in zip(which, got) if g != self.want[i]]
+        want = self.want
+        wrong = [(i, g, want[i]) for i, g in zip(which, got) if g != want[i]]
         assert not wrong, wrong
 
     def settled(self) -> None:
@@ -377,17 +382,20 @@ class Fleet:
             tell(signal.SIGSTOP)
             try:
                 running = pool.submit(answer, self.port, self.prompts[i], stream)
-                until(lambda: self.receiver.status()["pool"]["claimed"], "it is claimed")  # type: ignore[index]
+                until(lambda: self.receiver.pool().get("claimed"), "it is claimed")
                 self.receiver.kill()
             finally:
                 tell(signal.SIGCONT)
             try:
-                return running.result(WAIT)
+                return running.result(ANSWER)
             except (RuntimeError, OSError) as e:
                 return e
 
     def close(self) -> None:
         stop(self.processes)
+        plain = _answers.get(self.dtype)
+        if plain and plain.exception(WAIT):
+            del _answers[self.dtype]
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ def test_a_lost_load_fails_by_policy(fleet: Fleet, stream: bool) -> None:
 def test_a_second_engine_at_an_agent_is_refused(fleet: Fleet) -> None:
     """Two engines cannot share an agent: the second does not start, and says who holds it."""
     f = fleet
-    second: VLLM = f.add(VLLM("second", f.folder, f.dtype, role="kv_producer", agent=f.senders[0], core=1, extra={"connect_timeout": 1}))
+    second: VLLM = f.add(VLLM("second", f.folder, f.dtype, role="kv_producer", agent=f.senders[0], extra={"connect_timeout": 1}))
     until(lambda: not second.alive(), "it ends", 600, second)
     first = f.senders[0].status()["engine"]  # type: ignore[index]
     assert any("holds this agent" in line and first in line for line in second.log.read_text().splitlines()), second.tail()

@@ -42,9 +42,9 @@ def test_aborts_in_every_phase(fleet: Fleet) -> None:
         c = http.client.HTTPConnection("127.0.0.1", fleet.port, timeout=120)
         c.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
         if i % 4 == 0:
-            until(lambda: fleet.senders[0].status()["requests"], "some request is at the agent")  # type: ignore[index]
+            until(lambda: (fleet.senders[0].status() or {}).get("requests"), "some request is at the agent")
         elif i % 4 == 1:
-            until(lambda: fleet.receiver.status()["pool"]["granted"], "some request is granted")  # type: ignore[index]
+            until(lambda: fleet.receiver.pool().get("granted"), "some request is granted")
         else:
             r = c.getresponse()
             for _ in range(2 if i % 4 == 2 else 12):
