@@ -59,10 +59,11 @@ def test_a_local_prefix_is_not_loaded(pairs: Pairs) -> None:
     pair.check(r, 150, 2 * BLOCK)
     assert pair.d.cached(r, 0, 2 * BLOCK).eq(0).all()  # not touched
     pair.d.finish(r)
-    pair.send("s", prompt(60))
-    s = pair.decode_request("s", prompt(60))
-    assert pair.d.load(s, computed=2 * BLOCK) == 0
-    pair.d.finish(s)
+    for n in (60, 2 * BLOCK):  # less than it has, and just that
+        pair.send(f"s{n}", prompt(n))
+        s = pair.decode_request(f"s{n}", prompt(n))
+        assert pair.d.load(s, computed=2 * BLOCK) == 0
+        pair.d.finish(s)
 
 
 def test_every_overlap_of_a_local_prefix_and_a_chunk(pairs: Pairs) -> None:
@@ -308,6 +309,22 @@ def test_another_prompt_under_that_name(pairs: Pairs) -> None:
     pair.d.finish(s)
 
 
+@pytest.mark.parametrize("more", [
+    {"lora_request": SimpleNamespace(lora_name="a")}, {"cache_salt": "a"}, {"mm_features": [SimpleNamespace(identifier="a")]},
+])  # fmt: skip
+def test_the_same_tokens_with_other_kv(pairs: Pairs, more: dict[str, Any]) -> None:
+    """Of another LoRA adapter, cache salt or image."""
+    pair = pairs()
+    for req, same in (("r", False), ("s", True)):
+        p = request(f"p-{req}", prompt(100), pair.spec(req), **more)
+        assert pair.p.admitted(p) == (0, False)
+        pair.p.prefill(p)
+        pair.p.finish(p)
+        d = request(f"d-{req}", [*prompt(100), 7], {"disagg_spec": {"req_id": req}}, **(more if same else {}))
+        assert pair.d.load(d) == (100 if same else 0)
+        pair.d.finish(d)
+
+
 def test_found_by_keys(pairs: Pairs) -> None:
     pair = pairs(find=True)
     pair.send("r", prompt(150))
@@ -336,6 +353,9 @@ def test_params_that_cannot_be_used(pairs: Pairs) -> None:
         r = request("p", prompt(10), {"disagg_spec": spec})
         assert pair.p.matched(r) == (0, False)
         pair.p.finish(r)
+    embeddings = request("p", None, pair.spec("r"))  # type: ignore[arg-type]
+    assert pair.p.matched(embeddings) == (0, False)
+    pair.p.finish(embeddings)
     with pytest.raises(ValueError, match="1 receiver_alloc_port and 0 receiver_init_port for 2 ranks"):
         Spec.of({"disagg_spec": {"req_id": "x", "receiver_host": "h", "receiver_alloc_port": 7400}}, 2)
 
