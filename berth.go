@@ -102,7 +102,8 @@ func (c closers) run() error {
 	return errors.Join(errs...)
 }
 
-// descriptors is what an agent may have open besides its peers' connections.
+// descriptors is what an agent or a proxy may have open besides its peers' and
+// clients' connections.
 const descriptors = 256
 
 // StartAgent starts an agent or returns why it cannot, with nothing left open.

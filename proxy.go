@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/berthkv/berth/internal/admin"
+	"github.com/berthkv/berth/internal/arena"
 	"github.com/berthkv/berth/internal/config"
 	"github.com/berthkv/berth/internal/fault"
 	"github.com/berthkv/berth/internal/kv"
@@ -67,6 +68,9 @@ func StartProxy(ctx context.Context, cfg ProxyConfig, log *slog.Logger) (*Proxy,
 // The order of start is that of need; Close undoes it in reverse: clients
 // first, then the notify port, then the watcher and its connections.
 func (p *Proxy) start(ctx context.Context, cfg ProxyConfig, log *slog.Logger) error {
+	if err := arena.CheckDescriptors("proxy", descriptors); err != nil {
+		return err
+	}
 	var inc kv.Incarnation
 	var secret kv.Secret
 	rand.Read(inc[:])

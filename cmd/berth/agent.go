@@ -3,10 +3,12 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"os"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -98,6 +100,25 @@ func newLogger(w io.Writer, level string) *slog.Logger {
 	var l slog.Level
 	l.UnmarshalText([]byte(level)) // a configuration has a known one
 	return slog.New(slog.NewJSONHandler(w, &slog.HandlerOptions{Level: l}))
+}
+
+// levelFlag adds --log-level.
+func levelFlag(f *pflag.FlagSet) *string {
+	l := logLevel("info")
+	f.Var(&l, "log-level", "debug, info, warn or error")
+	return (*string)(&l)
+}
+
+type logLevel string
+
+func (l *logLevel) String() string { return string(*l) }
+func (l *logLevel) Type() string   { return "level" }
+func (l *logLevel) Set(s string) error {
+	if !slices.Contains([]string{"debug", "info", "warn", "error"}, s) {
+		return errors.New("it must be debug, info, warn or error")
+	}
+	*l = logLevel(s)
+	return nil
 }
 
 func configCommand() *cobra.Command {

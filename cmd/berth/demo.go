@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 
 	"github.com/spf13/cobra"
 
@@ -59,7 +58,7 @@ engine's. Exit code 1 for any difference, failure or missing slot.`,
 		}
 		switch {
 		case *asJSON:
-			json.NewEncoder(os.Stdout).Encode(rep)
+			json.NewEncoder(cmd.OutOrStdout()).Encode(rep)
 		case !*keep:
 			rep.Print(cmd.OutOrStdout())
 		}

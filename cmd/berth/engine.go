@@ -32,9 +32,14 @@ func engineCommand() *cobra.Command {
 	budget := f.Int("token-budget", 128, "tokens computed in a step")
 	dtype := f.String("dtype", "bfloat16", "element type of the KV cache: bfloat16 or float")
 	fail := f.Bool("fail-on-transfer", false, "answer a request whose transfer failed with an error instead of computing it here")
-	level := f.String("log-level", "info", "debug, info, warn or error")
+	level := levelFlag(f)
 	announce := f.Bool("announce", false, "print one JSON line with the address once it is served")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		for flag, n := range map[string]int{"chunk-size": *chunk, "token-budget": *budget} {
+			if n < 1 {
+				return usageError{fmt.Errorf("--%s is %d; it must be at least 1", flag, n)}
+			}
+		}
 		log := newLogger(os.Stderr, *level).With("engine", *role)
 		cfg := engine.Config{Role: engine.Role(*role), ChunkSize: *chunk, TokenBudget: *budget, DType: kv.DType(*dtype), FailOnTransfer: *fail, Log: log}
 		if err := dialAgents(&cfg, *sockets); err != nil {

@@ -238,6 +238,13 @@ func TestExitCodes(t *testing.T) {
 		{"agent --config " + bad, 2, []string{"recever", "pd_bufer_size"}},
 		{"agent --config " + bad + ".not", 2, []string{bad + ".not"}},
 		{"proxy --decoder-port x", 2, []string{"decoder-port"}},
+		{"proxy --on-transfer-failure maybe", 2, []string{"--on-transfer-failure", "maybe", "recompute or error"}},
+		{"proxy --watch-timeout 0s", 2, []string{"--watch-timeout is 0s", "above 0"}},
+		{"proxy --transfer-timeout=-5s", 2, []string{"--transfer-timeout is -5s", "above 0"}},
+		{"proxy --max-in-flight 0", 2, []string{"--max-in-flight is 0", "at least 1"}},
+		{"proxy --log-level loud", 2, []string{"--log-level", "loud", "debug, info, warn or error"}},
+		{"engine --log-level loud", 2, []string{"--log-level", "loud", "debug, info, warn or error"}},
+		{"engine --chunk-size 0", 2, []string{"--chunk-size is 0", "at least 1"}},
 		{"engine --role cook", 2, []string{"cook"}},
 		{"status", 2, []string{"no agent's socket", "--socket"}},
 		{"status --socket " + bad, 1, []string{bad}},
@@ -256,6 +263,28 @@ func TestExitCodes(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// Output that cannot be written is no success: a script would go on with half of it.
+func TestFullDisk(t *testing.T) {
+	good := write(t, "good.yaml", "pd_role: sender\npd_buffer_size: 1024\nslot_bytes: 512\nchunk_size: 16\npd_skip_proxy_notification: true\n")
+	for _, args := range []string{"version", "--help", "config --config " + good, "config --json --config " + good} {
+		full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cmd := exec.Command(os.Args[0], strings.Fields(args)...)
+		// TestMain has made this binary berth.
+		cmd.Stdout = full
+		var said strings.Builder
+		cmd.Stderr = &said
+		err = cmd.Run()
+		full.Close()
+		var code *exec.ExitError
+		if !errors.As(err, &code) || code.ExitCode() != 1 || !strings.Contains(said.String(), "no space left") {
+			t.Errorf("berth %s: %v, %q", args, err, said.String())
+		}
 	}
 }
 

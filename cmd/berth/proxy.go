@@ -55,7 +55,7 @@ operator. The prefillers' and decoders' ports are the engines' HTTP ports; the d
 	f.DurationVar(&t.DecodeStart, "decode-start-timeout", 0, "until the decode engine's first event (default 2m)")
 	f.DurationVar(&t.DecodeIdle, "decode-idle-timeout", 0, "between two events of the decode engine (default 1m)")
 	f.DurationVar(&t.Request, "request-timeout", 0, "all of a request (default 1h)")
-	level := f.String("log-level", "info", "debug, info, warn or error")
+	level := levelFlag(f)
 	announce := f.Bool("announce", false, "print one JSON line with the addresses once everything is served")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		pre, dec, err := proxy.ParseNodes(n)
@@ -69,9 +69,15 @@ operator. The prefillers' and decoders' ports are the engines' HTTP ports; the d
 		}
 		for flag, d := range map[string]time.Duration{"watch-timeout": t.Watch, "prefill-timeout": t.Prefill, "transfer-timeout": t.Transfer,
 			"decode-start-timeout": t.DecodeStart, "decode-idle-timeout": t.DecodeIdle, "request-timeout": t.Request} {
-			if d < 0 {
+			if f.Changed(flag) && d <= 0 {
 				return usageError{fmt.Errorf("--%s is %v; it must be above 0", flag, d)}
 			}
+		}
+		if f.Changed("max-in-flight") && *inFlight < 1 {
+			return usageError{fmt.Errorf("--max-in-flight is %d; it must be at least 1", *inFlight)}
+		}
+		if p := proxy.Policy(*policy); p != proxy.Recompute && p != proxy.Fail {
+			return usageError{fmt.Errorf("--on-transfer-failure is %q; it must be %s or %s", *policy, proxy.Recompute, proxy.Fail)}
 		}
 		log := newLogger(os.Stderr, *level).With("node", "proxy")
 		p, err := berth.StartProxy(cmd.Context(), berth.ProxyConfig{

@@ -2,10 +2,12 @@ package config
 
 import (
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/berthkv/berth/internal/kv"
@@ -218,6 +220,11 @@ func (a *Agent) checkAddresses(given map[string]bool, fault report) {
 				fault(l.name, "has %q: %v", s, err)
 			}
 		}
+	}
+	if _, port, err := net.SplitHostPort(a.HTTPAddr); err != nil {
+		fault("http_addr", "is %q; host:port is wanted", a.HTTPAddr)
+	} else if _, err := strconv.ParseUint(port, 10, 16); err != nil {
+		fault("http_addr", "is %q; its port must be 0 to 65535", a.HTTPAddr)
 	}
 	if a.Node == "" && a.Role != "" {
 		host, err := os.Hostname()

@@ -143,6 +143,8 @@ func TestLoad_faults(t *testing.T) {
 		{"slot not of whole tokens", "slot_bytes: 101", []string{"slot_bytes is 101", "chunk_size 10"}},
 		{"sender without proxy", "pd_role: both", []string{"pd_proxy_host is missing"}},
 		{"network", "peer_allow: [10.0.0.0/40]", []string{"peer_allow", "10.0.0.0/40"}},
+		{"HTTP address without a port", "http_addr: 127.0.0.1", []string{`http_addr is "127.0.0.1"`, "host:port"}},
+		{"HTTP port too large", "http_addr: 127.0.0.1:99999", []string{"127.0.0.1:99999", "0 to 65535"}},
 		{"list for scalar", "rank: [1, 2]", []string{"rank", "list of 2"}},
 		{"map for scalar", "rank: {a: 1}", []string{"rank", "neither a value nor a list"}},
 		{"twice", "lease_sec: 3\nlease_sec: 4", []string{"lease_sec", "twice"}},
