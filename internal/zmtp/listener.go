@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+	"syscall"
 	"time"
 )
 
@@ -184,6 +185,9 @@ func (l *Listener) accept() {
 		}
 		if err != nil {
 			l.count(&l.stats.AcceptErrors)
+			if (errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE)) && l.giveDescriptor() {
+				pause = acceptPauseMin
+			}
 			l.log.warn("accept failed", "err", err, "pause", pause)
 			if !sleep(l.ctx, pause) {
 				return
@@ -194,6 +198,29 @@ func (l *Listener) accept() {
 		pause = acceptPauseMin
 		l.take(nc.(*net.TCPConn))
 	}
+}
+
+// giveDescriptor closes a connection for want of descriptors, as if there were MaxConns: the oldest that is still in
+// handshake, if that has had its time, else the one that has been silent the longest. It is false if there is none.
+func (l *Listener) giveDescriptor() bool {
+	l.mu.RLock()
+	oldest := l.half.Front()
+	slow := oldest != nil && time.Since(oldest.Value.(*halfOpen).since) >= handshakeGrace
+	l.mu.RUnlock()
+	if slow {
+		_ = oldest.Value.(*halfOpen).tcp.Close()
+		return true
+	}
+	idle := l.idlest()
+	if idle == nil {
+		return false
+	}
+	idle.fail(ErrIdle)
+	select {
+	case <-idle.done:
+	case <-l.ctx.Done():
+	}
+	return true
 }
 
 // take decides about an accepted connection and starts its handshake.

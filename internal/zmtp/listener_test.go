@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -355,6 +356,44 @@ func TestAcceptErrorsAreNotFatal(t *testing.T) {
 	if n := l.Stats().AcceptErrors; n != 3 {
 		t.Errorf("%d accept errors", n)
 	}
+}
+
+// Where no descriptor is left, what is silent makes room for newcomers, whether it is through with its handshake or not.
+func TestNoDescriptorsLeft(t *testing.T) {
+	leakCheck(t)
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	opts, err := Options{}.withDefaults()
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, rec := &failingListener{Listener: ln}, &recorder{}
+	l := newListener(typeRouter, f, rec.handle, opts)
+	defer func() { _ = l.Close() }()
+	startDealer(t, l.Addr(), nil, Options{Identity: []byte("silent")})
+	rec.kind(t, Connected, 0)
+	mute := dialRaw(t, l.Addr()) // it says no greeting
+	for ctx := testContext(t); l.Stats().Handshakes != 1; runtime.Gosched() {
+		if ctx.Err() != nil {
+			t.Fatal("the mute connection is not taken")
+		}
+	}
+	f.left.Store(1 << 30) // it waits for a connection: the next one is taken, and no more
+	dialRaw(t, l.Addr())
+	if _, err := io.Copy(io.Discard, mute); err != nil && !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("the connection in handshake: %v", err)
+	}
+	if e := rec.kind(t, Disconnected, 0); e.Identity != "silent" || !errors.Is(e.Err, ErrIdle) {
+		t.Errorf("%v went, with %v", e.Identity, e.Err)
+	}
+	f.left.Store(0)
+	late := startDealer(t, l.Addr(), nil, Options{})
+	if err := late.Send(nil, []byte("hi")); err != nil {
+		t.Fatal(err)
+	}
+	rec.kind(t, Message, 0)
 }
 
 // r91: a storm of connections that are cut in every state leaves nothing behind, and each that came also went.
