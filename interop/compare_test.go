@@ -34,6 +34,7 @@ type sideSender interface {
 type sideReceiver interface {
 	at() target
 	free() int
+	waiting() int                        // requests that wait for room
 	read(req string, keys []string) bool // by the engine, when it is there
 	restart()
 }
@@ -121,6 +122,9 @@ var scenarios = []struct {
 		c.s.batch(id+"A", ka, 0, 8, 8, true)
 		within(func() bool { return c.w.count(id+"A") > 0 })
 		c.s.batch(id+"B", kb, 0, 8, 8, true)
+		if _, waits := within(func() bool { return c.r.waiting() == 1 }); !waits {
+			return outcome{"never waited", true, 0}
+		}
 		c.s.cancelled(id + "B")
 		c.r.read(id+"A", ka)
 		free, all := c.settle()
@@ -228,6 +232,9 @@ func (r *lmReceiver) free() int {
 	s := r.try(command{"op": "state", "at": r.lmcacheReceiver.at})
 	return s.Free - max(0, s.Reserved-len(s.Keys))
 }
+func (r *lmReceiver) waiting() int {
+	return r.try(command{"op": "state", "at": r.lmcacheReceiver.at}).Waiting
+}
 func (r *lmReceiver) read(_ string, keys []string) bool {
 	return r.try(command{"op": "remove", "at": r.lmcacheReceiver.at, "keys": keys}).Removed == len(keys)
 }
@@ -285,8 +292,9 @@ type berthReceiver struct {
 	a *agent
 }
 
-func (r *berthReceiver) at() target { return r.a.target() }
-func (r *berthReceiver) free() int  { return int(r.a.status().Pool.Free) }
+func (r *berthReceiver) at() target   { return r.a.target() }
+func (r *berthReceiver) free() int    { return int(r.a.status().Pool.Free) }
+func (r *berthReceiver) waiting() int { return r.a.status().Waiting }
 func (r *berthReceiver) read(req string, keys []string) bool {
 	got, n, err := r.a.engine.Find(ctxFor(r.t), req, keys)
 	if err != nil || got != req || n != len(keys) {

@@ -200,6 +200,7 @@ type reply struct {
 	SHA256   []string
 	Free     int
 	Reserved int
+	Waiting  int
 	Keys     []string
 	Tracked  []string
 	Removed  int

@@ -10,7 +10,7 @@ Without a backend:
   {"op":"words","count":N}    -> {"keys": [..]}    the req_ids of the next N ProxyNotif on it
   {"op":"options"}            -> {"keys": [..]}    the names and old names of LMCache's options
 Receiver:
-  {"op":"state"}              -> {"free": n, "reserved": n, "keys": [..]}
+  {"op":"state"}              -> {"free": n, "reserved": n, "waiting": n, "keys": [..]}   waiting: batches that wait for a reservation or for memory
   {"op":"get","keys":[K..]}   -> {"sha256":[..]}   digest of each chunk's bytes, null where there is none
   {"op":"remove","keys":[K..]}-> {"removed": n}    what the engine does after it has read a chunk
 Sender:
@@ -60,7 +60,9 @@ class Peer:
     def state(self, c):
         if self.sender:
             return dict(free=self.b._get_free_chunks(), tracked=list(self.b._req_total_chunks))
-        return dict(free=self.b._get_free_chunks(), reserved=self.b._recv_reservation_mgr._total_reserved, keys=[k.to_string() for k in list(self.b.data)])
+        admission = self.b._recv_reservation_mgr
+        waiting = sum(len(c._waiters) for c in (admission._async_admit_condition, self.b._alloc_freed_condition) if c)
+        return dict(free=self.b._get_free_chunks(), reserved=admission._total_reserved, waiting=waiting, keys=[k.to_string() for k in list(self.b.data)])
 
     def get(self, c):
         def digest(key):
