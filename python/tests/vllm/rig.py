@@ -163,10 +163,9 @@ class Engine1:
     def load(self, request: Any, computed: int = 0) -> int:
         """Load what is ready; returns how many tokens came."""
         n, asynchronous = self.admitted(request, computed)
-        assert n is not None
+        assert n is not None and asynchronous == bool(n)  # vLLM ends at an asynchronous load of nothing
         if not n:
             return 0
-        assert asynchronous
         self.allocate(request, computed + n, n)
         eventually(lambda: self.step() or request.request_id in self.received, f"{request.request_id} was received")
         return n
