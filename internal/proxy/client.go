@@ -31,6 +31,10 @@ func newClient(cfg Config) *client {
 		IdleConnTimeout:    4 * time.Second,
 		DisableCompression: true,
 		ForceAttemptHTTP2:  false,
+		// A prompt of some thousand token ids in one write and one read, not in
+		// pieces of 4 KiB that each wake somebody.
+		WriteBufferSize: 16 << 10,
+		ReadBufferSize:  16 << 10,
 	}
 	return &client{
 		http: &http.Client{
