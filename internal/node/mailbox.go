@@ -89,9 +89,9 @@ func (m *mailbox) post(ev any) bool {
 }
 
 // postCall is post, but the caller may have to step.
-func (m *mailbox) postCall(ev any) bool {
+func (m *mailbox) postCall(ev any) {
 	m.mu.Lock()
-	return m.add(ev, true)
+	m.add(ev, true)
 }
 
 // add needs mu and gives it back. With lend the caller's goroutine steps, if

@@ -121,7 +121,7 @@ func (b *body) readAll(r io.Reader) ([]byte, error) {
 		n, err = fillPiece(r, p[:])
 		size += n
 	}
-	if err != io.EOF {
+	if !errors.Is(err, io.EOF) {
 		return nil, err
 	}
 	all := first[:min(size, firstPiece)]
