@@ -63,6 +63,7 @@ def test_a_local_prefix_is_not_loaded(pairs: Pairs) -> None:
         pair.send(f"s{n}", prompt(n))
         s = pair.decode_request(f"s{n}", prompt(n))
         assert pair.d.load(s, computed=2 * BLOCK) == 0
+        eventually(pair.empty, "its slots are free while it is still computed")
         pair.d.finish(s)
 
 
