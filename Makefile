@@ -59,9 +59,9 @@ python-test: build python ## test the Python client against real agents, from it
 VLLM := $(CACHE)/vllm-1
 
 .PHONY: vllm vllm-short demo-vllm bench-vllm
-vllm: build python lmcache ## test the vLLM connector on real vLLM, and with LMCache's proxy (installs both: 14 GB in CACHE)
+vllm: build python lmcache ## test the vLLM connector on servers of real vLLM, and with LMCache's proxy (installs both: 14 GB in CACHE)
 	@bash python/tests/install-vllm.sh $(VLLM) lmcache $(LMCACHE)/bin/python
-	@KV_TEST_LMCACHE=$(LMCACHE)/bin/python bash python/tests/run-vllm.sh $(VLLM) $(or $(PYTEST),$(addprefix tests/vllm/test_,connector.py vllm.py settings.py bfloat16.py))
+	@KV_TEST_LMCACHE=$(LMCACHE)/bin/python bash python/tests/run-vllm.sh $(VLLM) $(or $(PYTEST),$(addprefix tests/vllm/test_,vllm.py settings.py bfloat16.py))
 
 vllm-short: build python ## its hooks over real agents and caches, and one pair of servers (installs vLLM: 7 GB in CACHE)
 	@bash python/tests/install-vllm.sh $(VLLM)

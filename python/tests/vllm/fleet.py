@@ -378,6 +378,13 @@ class Fleet:
             for p in workers:
                 os.kill(p, n)
 
+        def at_rest() -> bool:
+            before = [cpu_ticks(p) for p in workers]
+            threading.Event().wait(0.2)
+            return all(cpu_ticks(p) - t < 2 for p, t in zip(workers, before))
+
+        self.settled()
+        until(at_rest, "the decode engine's workers rest", 60)  # one that is stopped within a step keeps the scheduler waiting, which claims
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             tell(signal.SIGSTOP)
             try:
@@ -396,6 +403,12 @@ class Fleet:
         plain = _answers.get(self.dtype)
         if plain and plain.exception(WAIT):
             del _answers[self.dtype]
+
+
+def cpu_ticks(pid: int) -> int:
+    """What a process has used of the processors, in clock ticks of 10 ms."""
+    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
 
 
 if __name__ == "__main__":
