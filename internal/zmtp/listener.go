@@ -185,7 +185,7 @@ func (l *Listener) accept() {
 		}
 		if err != nil {
 			l.count(&l.stats.AcceptErrors)
-			if (errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE)) && l.giveDescriptor() {
+			if errors.Is(err, syscall.EMFILE) && l.giveDescriptor() { // not ENFILE: what we gave, others would take
 				pause = acceptPauseMin
 			}
 			l.log.warn("accept failed", "err", err, "pause", pause)

@@ -338,8 +338,9 @@ func (l *failingListener) Accept() (net.Conn, error) {
 	return l.Listener.Accept()
 }
 
-func TestAcceptErrorsAreNotFatal(t *testing.T) {
-	leakCheck(t)
+// startFailing starts a ROUTER whose first accepts fail.
+func startFailing(t *testing.T, fail int32, handle func(Event)) (*Listener, *failingListener) {
+	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -349,9 +350,15 @@ func TestAcceptErrorsAreNotFatal(t *testing.T) {
 		t.Fatal(err)
 	}
 	f := &failingListener{Listener: ln}
-	f.left.Store(3)
-	l := newListener(typeRouter, f, func(Event) {}, opts)
-	defer func() { _ = l.Close() }()
+	f.left.Store(fail)
+	l := newListener(typeRouter, f, handle, opts)
+	t.Cleanup(func() { _ = l.Close() })
+	return l, f
+}
+
+func TestAcceptErrorsAreNotFatal(t *testing.T) {
+	leakCheck(t)
+	l, _ := startFailing(t, 3, func(Event) {})
 	startDealer(t, l.Addr(), nil, Options{})
 	if n := l.Stats().AcceptErrors; n != 3 {
 		t.Errorf("%d accept errors", n)
@@ -361,17 +368,8 @@ func TestAcceptErrorsAreNotFatal(t *testing.T) {
 // Where no descriptor is left, what is silent makes room for newcomers, whether it is through with its handshake or not.
 func TestNoDescriptorsLeft(t *testing.T) {
 	leakCheck(t)
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	opts, err := Options{}.withDefaults()
-	if err != nil {
-		t.Fatal(err)
-	}
-	f, rec := &failingListener{Listener: ln}, &recorder{}
-	l := newListener(typeRouter, f, rec.handle, opts)
-	defer func() { _ = l.Close() }()
+	rec := &recorder{}
+	l, f := startFailing(t, 0, rec.handle)
 	startDealer(t, l.Addr(), nil, Options{Identity: []byte("silent")})
 	rec.kind(t, Connected, 0)
 	mute := dialRaw(t, l.Addr()) // it says no greeting
