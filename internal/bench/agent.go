@@ -246,7 +246,7 @@ func (a Agent) idle(r *run) error {
 			if turn == 0 { // pages may still be touched
 				continue
 			}
-			wakes = append(wakes, float64(after.switches-before.switches)/a.Idle.Seconds())
+			wakes = append(wakes, float64(after.wakes(before))/a.Idle.Seconds())
 			cpu = append(cpu, (after.cpu-before.cpu).Seconds()*1e3/a.Idle.Seconds())
 			own = append(own, float64(after.own)/1e6)
 		}

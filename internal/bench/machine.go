@@ -135,29 +135,47 @@ func readCPU() (c cpuTicks, err error) {
 	return c, nil
 }
 
-// usage is what the live threads of a process have used so far; threads of Go
-// programs seldom end.
+// usage is what a process has used so far.
 type usage struct {
 	cpu      time.Duration
-	own      int64 // bytes of resident memory that are no shared mapping (a pool is one)
-	switches int64 // voluntary context switches: wake-ups
+	own      int64         // bytes of resident memory that are no shared mapping (a pool is one)
+	switches map[int]int64 // voluntary context switches of its live threads: wake-ups
 }
 
+// usageOf reads what the process has used. Its CPU time is that of the kernel's
+// clock of the process, which threads that have ended stay in: a sum over the
+// live ones would fall when one ends.
 func usageOf(pid int) (u usage, err error) {
 	dir := fmt.Sprintf("/proc/%d", pid)
 	for _, name := range []string{"RssAnon", "RssFile"} { // RssFile is the program itself; memfds are RssShmem
 		n, _ := strconv.ParseInt(strings.TrimSuffix(field(dir+"/status", name), " kB"), 10, 64)
 		u.own += n << 10
 	}
+	var spent unix.Timespec
+	if err := unix.ClockGettime(cpuClock(pid), &spent); err != nil {
+		return u, fmt.Errorf("CPU time of process %d: %w", pid, err)
+	}
+	u.cpu = time.Duration(spent.Nano())
 	tasks, err := os.ReadDir(dir + "/task")
+	u.switches = make(map[int]int64, len(tasks))
 	for _, t := range tasks {
-		task := dir + "/task/" + t.Name()
-		n, _ := strconv.ParseInt(field(task+"/status", "voluntary_ctxt_switches"), 10, 64)
-		u.switches += n
-		b, _ := os.ReadFile(task + "/schedstat") // a thread that has just ended counts nothing
-		spent, _, _ := strings.Cut(string(b), " ")
-		n, _ = strconv.ParseInt(spent, 10, 64)
-		u.cpu += time.Duration(n)
+		tid, _ := strconv.Atoi(t.Name())
+		u.switches[tid], _ = strconv.ParseInt(field(dir+"/task/"+t.Name()+"/status", "voluntary_ctxt_switches"), 10, 64)
 	}
 	return u, err
+}
+
+// cpuClock names the clock of a process's CPU time, as clock_getcpuclockid does.
+func cpuClock(pid int) int32 {
+	const sched = 2 // CPUCLOCK_SCHED: of the whole process, in nanoseconds
+	return int32(^pid<<3 | sched)
+}
+
+// wakes are the wake-ups since an earlier reading. Those of a thread that has
+// ended meanwhile are not known.
+func (u usage) wakes(before usage) (n int64) {
+	for tid, switches := range u.switches {
+		n += max(0, switches-before.switches[tid])
+	}
+	return n
 }

@@ -134,7 +134,7 @@ func (p Proxy) measure(r *run, arrivals []time.Duration) error {
 			}
 			h, b, n := histogram(t.latency), histogram(base.latency), float64(p.Count)
 			return sample{[]float64{quantile(h, 50), quantile(h, 99), quantile(h, 50) - quantile(b, 50), quantile(h, 99) - quantile(b, 99),
-				(after.cpu - before.cpu).Seconds() * 1e6 / n, float64(after.switches-before.switches) / n}, h}, nil
+				(after.cpu - before.cpu).Seconds() * 1e6 / n, float64(after.wakes(before)) / n}, h}, nil
 		}
 	}
 	what := fmt.Sprintf("streamed, %s, prompt of %d bytes, %d tokens", p.Load, p.Prompt, p.Tokens)

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 )
 
 func TestReport(t *testing.T) {
@@ -165,10 +166,49 @@ func TestUsage(t *testing.T) {
 	for start := cpuTime(); cpuTime()-start < 20*time.Millisecond; {
 	}
 	after, err2 := usageOf(os.Getpid())
-	if d := after.cpu - before.cpu; err != nil || err2 != nil || d < time.Millisecond || after.own < 1<<20 || after.switches < 1 {
+	if d := after.cpu - before.cpu; err != nil || err2 != nil || d < time.Millisecond || after.own < 1<<20 || after.wakes(usage{}) < 1 {
 		t.Errorf("20 ms of work count as %v (%+v), %v, %v", d, after, err, err2)
 	}
 	if u, err := usageOf(1 << 30); err == nil {
 		t.Errorf("usage of nobody: %+v", u)
+	}
+	if n := (usage{switches: map[int]int64{1: 7, 3: 4}}).wakes(usage{switches: map[int]int64{1: 5, 2: 90}}); n != 6 {
+		t.Errorf("%d wake-ups, want 2 of a thread that was there and 4 of a new one", n)
+	}
+}
+
+// What a thread has used is not lost with it.
+func TestUsageOfEndedThread(t *testing.T) {
+	worked, goOn := make(chan usage), make(chan struct{})
+	var work func()
+	work = func() {
+		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine, but for the first, which is held
+		if unix.Gettid() == os.Getpid() {
+			go work()
+			<-goOn
+			runtime.UnlockOSThread()
+			return
+		}
+		for start := cpuTime(); cpuTime()-start < 50*time.Millisecond; {
+		}
+		u, _ := usageOf(os.Getpid())
+		worked <- u
+		<-goOn
+	}
+	go work()
+	before := <-worked
+	close(goOn)
+	for ended := false; !ended; runtime.Gosched() {
+		after, err := usageOf(os.Getpid())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if after.cpu < before.cpu {
+			t.Fatalf("%v of CPU, and %v before a thread ended", after.cpu, before.cpu)
+		}
+		for tid := range before.switches {
+			_, there := after.switches[tid]
+			ended = ended || !there
+		}
 	}
 }

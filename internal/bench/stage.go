@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -186,13 +187,14 @@ func (c *child) end() {
 
 // used sums what children have used so far.
 func used(kids []*child) (sum usage, err error) {
+	sum.switches = map[int]int64{}
 	for _, k := range kids {
 		u, err := usageOf(k.pid())
 		if err != nil {
 			return sum, err
 		}
 		sum.cpu += u.cpu
-		sum.switches += u.switches
+		maps.Copy(sum.switches, u.switches) // a thread's number is no other process's
 	}
 	return sum, nil
 }

@@ -253,7 +253,7 @@ func (s *system) turn(t Transfer) (out sample, err error) {
 	r, e := histogram(ready), histogram(ended)
 	gb := float64(t.Chunks) * float64(t.Slot) / 1e9
 	return sample{[]float64{rate, rate * gb, quantile(r, 50), quantile(r, 99), quantile(e, 50), quantile(e, 99),
-		(after.cpu - before.cpu).Seconds() * 1e6 / n, float64(after.switches-before.switches) / n}, e}, nil
+		(after.cpu - before.cpu).Seconds() * 1e6 / n, float64(after.wakes(before)) / n}, e}, nil
 }
 
 // askAll gives all the same order at once and collects the answers. It returns
