@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"hash/maphash"
+	"reflect"
 	"slices"
 	"sync"
 
@@ -57,6 +58,9 @@ type memo struct {
 		sync.RWMutex
 		all  []*coreState
 		byID map[string]coreID // by encoding
+		// twins, unless nil, are some more that had the encoding of one that was
+		// there, to see that they answer as it does.
+		twins map[coreID][]*coreState
 	}
 	msgs struct {
 		sync.RWMutex
@@ -75,6 +79,15 @@ func newMemo(p Plant) *memo {
 	m.msgs.byBytes = map[string]msgID{}
 	m.msgs.all = make([]msg.Message, 1)
 	return m
+}
+
+// maxTwins are the twins that are kept of a core state.
+const maxTwins = 4
+
+func (m *memo) twinsOf(id coreID) []*coreState {
+	m.cores.RLock()
+	defer m.cores.RUnlock()
+	return m.cores.twins[id]
 }
 
 func (m *memo) core(id coreID) *coreState {
@@ -118,6 +131,9 @@ func (m *memo) keep(c *coreState) coreID {
 	m.cores.Lock()
 	defer m.cores.Unlock()
 	if id, ok := m.cores.byID[string(enc)]; ok {
+		if t := m.cores.twins[id]; m.cores.twins != nil && len(t) < maxTwins {
+			m.cores.twins[id] = append(t, c)
+		}
 		return id
 	}
 	if c.recv != nil {
@@ -145,10 +161,11 @@ func (c *coreState) encode() []byte {
 	} else {
 		b = c.send.Encode(b, c.at)
 	}
-	if c.wake == kv.Never {
+	left := c.wake.Sub(c.at)
+	if c.wake == kv.Never || left > horizon { // no search takes so long
 		return append(b, 0xff)
 	}
-	return binary.AppendVarint(b, int64(c.wake-c.at))
+	return binary.AppendVarint(b, int64(left))
 }
 
 // place is a core in a state of the world: its own state, and the time since
@@ -190,47 +207,83 @@ func (m *memo) find(p place, event []byte, make func() *step) *step {
 func (m *memo) stepRecv(p place, ev event, make func() intake.Event) *step {
 	return m.find(p, ev.b, func() (s *step) {
 		defer caught(&s)
-		old := m.core(p.core)
-		c := &coreState{recv: old.recv.Clone(), who: old.who, at: old.at.Add(p.lag), wake: old.wake}
 		e := make()
-		if _, ok := e.(intake.Tick); ok {
-			c.wake = kv.Never // the wake-up is used
-		}
-		undo := m.plant.beforeRecv(c.recv, e)
-		acts := m.intakeActs(c, c.recv.Step(c.at, e))
-		undo()
-		m.plant.afterRecv(c.recv, e)
+		c := m.core(p.core).later(p.lag)
+		acts := m.carryRecv(c, e)
 		s = &step{acts: acts}
 		if err := c.recv.Check(); err != nil {
 			s.bad = err.Error()
 		} else if ev.repeat {
 			s.bad = m.repeatRecv(c, e, acts)
 		}
+		for _, t := range m.twinsOf(p.core) {
+			t = t.later(p.lag)
+			if again := m.carryRecv(t, make()); s.bad == "" && !sameAnswer(c, t, acts, again) {
+				s.bad = fmt.Sprintf("a receiver of the same encoding answers %T otherwise", e)
+			}
+		}
 		s.next = m.keep(c)
 		return s
 	})
+}
+
+// carryRecv steps a copy of a receiver's core.
+func (m *memo) carryRecv(c *coreState, e intake.Event) []act {
+	if _, ok := e.(intake.Tick); ok {
+		c.wake = kv.Never // the wake-up is used
+	}
+	undo := m.plant.beforeRecv(c.recv, e)
+	acts := m.intakeActs(c, c.recv.Step(c.at, e))
+	undo()
+	m.plant.afterRecv(c.recv, e)
+	return acts
+}
+
+// later is a copy of a core to step, some time after its last step.
+func (c *coreState) later(lag kv.Duration) *coreState {
+	l := &coreState{who: c.who, at: c.at.Add(lag), wake: c.wake}
+	if c.recv != nil {
+		l.recv = c.recv.Clone()
+	} else {
+		l.send = c.send.Clone()
+	}
+	return l
+}
+
+func sameAnswer(a, b *coreState, did, does []act) bool {
+	return bytes.Equal(a.encode(), b.encode()) && reflect.DeepEqual(did, does)
 }
 
 // stepSend steps a sender's core.
 func (m *memo) stepSend(p place, ev event, make func() outbound.Event) *step {
 	return m.find(p, ev.b, func() (s *step) {
 		defer caught(&s)
-		old := m.core(p.core)
-		c := &coreState{send: old.send.Clone(), who: old.who, at: old.at.Add(p.lag), wake: old.wake}
 		e := make()
-		if _, ok := e.(outbound.Tick); ok {
-			c.wake = kv.Never
-		}
-		acts := m.outboundActs(c, c.send.Step(c.at, e))
+		c := m.core(p.core).later(p.lag)
+		acts := m.carrySend(c, e)
 		s = &step{acts: acts}
 		if err := c.send.Check(); err != nil {
 			s.bad = err.Error()
 		} else if ev.repeat {
 			s.bad = m.repeatSend(c, e)
 		}
+		for _, t := range m.twinsOf(p.core) {
+			t = t.later(p.lag)
+			if again := m.carrySend(t, make()); s.bad == "" && !sameAnswer(c, t, acts, again) {
+				s.bad = fmt.Sprintf("a sender of the same encoding answers %T otherwise", e)
+			}
+		}
 		s.next = m.keep(c)
 		return s
 	})
+}
+
+// carrySend steps a copy of a sender's core.
+func (m *memo) carrySend(c *coreState, e outbound.Event) []act {
+	if _, ok := e.(outbound.Tick); ok {
+		c.wake = kv.Never
+	}
+	return m.outboundActs(c, c.send.Step(c.at, e))
 }
 
 // caught makes a violation of a panic: cores panic on their own mistakes.

@@ -171,6 +171,31 @@ func TestPartsAreKept(t *testing.T) {
 	}
 }
 
+// TestTwins: cores that have come to one encoding in several ways answer alike,
+// so one of them may stand for all.
+func TestTwins(t *testing.T) {
+	plan := []bounds{{2, "one/nixl"}, {1, "queue/tcp hasty/nixl"}, {0, "ranks/shm order"}}
+	if *flagProof == "full" {
+		plan = append(plan, bounds{2, "pair/nixl"})
+	}
+	for _, s := range plan {
+		for _, name := range names(s.systems) {
+			m, err := build(name, s.budget, "", "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			x := m.(*system)
+			x.m.cores.twins = map[coreID][]*coreState{}
+			if r := search(m, limits{reduced: true}); r.bad != "" {
+				t.Errorf("%s: %s\n%s----\n", name, r.bad, script(m, r.moves))
+			}
+			if len(x.m.cores.twins) == 0 {
+				t.Errorf("%s: no two cores came to one encoding", name)
+			}
+		}
+	}
+}
+
 func unchanged[T any](p *parts[T]) bool {
 	for id, v := range p.all {
 		c := codec{}

@@ -161,6 +161,9 @@ func (e *encoder) peers(c *Core) {
 		if !p.over {
 			e.time(p.lease)
 		}
+		if p.timer.pos != 0 { // it may ring before the lease ends: see renew
+			e.time(p.timer.at)
+		}
 		e.num(uint64(p.watches.n))
 		for w := range p.watches.all {
 			e.watch(w)

@@ -265,6 +265,30 @@ func TestEncodeForgetsHistory(t *testing.T) {
 	}
 }
 
+// TestEncodeLeaseTimer: a lease's timer is moved only when it rings, so two cores
+// in which the same lease ends at the same time may be woken at others.
+func TestEncodeLeaseTimer(t *testing.T) {
+	heard := func(at ...int) *rig {
+		r := newRig(t, func(*Config) {})
+		for i := 1; i <= 11; i++ {
+			r.now = kv.Instant(0).Add(kv.Duration(i) * r.cfg.Lease / 10)
+			if slices.Contains(at, i) {
+				r.step(Received{1, &msg.Heartbeat{Seq: 5}})
+				r.step(Received{2, &msg.Heartbeat{Seq: 5}})
+			}
+			r.step(Tick{})
+		}
+		return r
+	}
+	early, late, again := heard(5, 11), heard(9, 11), heard(9, 11)
+	if string(early.Encode(nil)) == string(late.Encode(nil)) {
+		t.Fatal("two cores of which one is woken earlier are encoded alike")
+	}
+	if string(late.Encode(nil)) != string(again.Encode(nil)) {
+		t.Fatal("a core is encoded in two ways")
+	}
+}
+
 // TestParkedBatches: what waits for room in LMCache's dialect is bounded by its
 // bytes too, and nothing is left of it.
 func TestParkedBatches(t *testing.T) {

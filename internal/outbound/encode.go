@@ -27,7 +27,7 @@ func (c *Core) Encode(b []byte, now kv.Instant) []byte {
 	e.ints(-1)
 	for _, w := range c.waits {
 		e.ints(int(w.engine), int(w.call), int(w.req.n), w.n)
-		e.times(w.timer.at)
+		e.timer(&w.timer)
 	}
 	for _, p := range c.sortedPeers() {
 		e.peer(p)
