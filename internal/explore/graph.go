@@ -1,17 +1,18 @@
 package explore
 
-import "sync"
+import (
+	"math/bits"
+	"sync"
+)
 
 // graph is the states visited, by hash, how each was first reached, and every
-// step between them that is no fault.
+// step between them that is no fault. It is what bounds a search: it takes some
+// 50 bytes for each state.
 type graph struct {
-	shards [64]struct {
-		sync.Mutex
-		ids map[[2]uint64]uint32
-	}
+	shards [64]table
 	mu     sync.Mutex
-	parent []edgeTo
-	edges  []edge
+	parent blocks[edgeTo]
+	edges  blocks[edge]
 	goals  []uint32
 	steps  int // faults included
 }
@@ -24,38 +25,78 @@ type edge struct{ from, to uint32 }
 // none is before the first state.
 const none = ^uint32(0)
 
-func newGraph() *graph {
-	g := &graph{}
-	for i := range g.shards {
-		g.shards[i].ids = map[[2]uint64]uint32{}
-	}
-	return g
+func newGraph() *graph { return &graph{} }
+
+func (g *graph) len() int { return g.parent.n }
+
+// hash is 96 bits of a state: that two of n states share them has a chance of
+// about n²/2^97.
+type hash [3]uint32
+
+// table finds the number of a state: linear probing from where the hash points.
+type table struct {
+	sync.Mutex
+	slots []numbered
+	used  int
 }
 
-func (g *graph) len() int { return len(g.parent) }
+type numbered struct {
+	hash hash
+	id   uint32 // from 1; 0: free
+}
+
+// find returns the slot of a state, or the free one in which it belongs.
+func (t *table) find(h hash) *numbered {
+	n := uint64(len(t.slots))
+	for i, _ := bits.Mul64(uint64(h[0])<<32|uint64(h[1]), n); ; i++ {
+		if i == n {
+			i = 0
+		}
+		if s := &t.slots[i]; s.id == 0 || s.hash == h {
+			return s
+		}
+	}
+}
+
+// grow makes room before a table is so full that finding takes long. It grows by
+// little, since what is free is what a search lacks.
+func (t *table) grow() {
+	if t.used < len(t.slots)/5*4 {
+		return
+	}
+	old := t.slots
+	t.slots = make([]numbered, len(old)/4*5+40)
+	for _, s := range old {
+		if s.id != 0 {
+			*t.find(s.hash) = s
+		}
+	}
+}
 
 // add numbers a state; fresh says that it was not there.
-func (g *graph) add(h [2]uint64, from, move uint32) (id uint32, fresh bool) {
-	s := &g.shards[h[0]%uint64(len(g.shards))]
-	s.Lock()
-	defer s.Unlock()
-	if id, ok := s.ids[h]; ok {
-		return id, false
+func (g *graph) add(h hash, from, move uint32) (id uint32, fresh bool) {
+	t := &g.shards[h[2]%uint32(len(g.shards))]
+	t.Lock()
+	defer t.Unlock()
+	t.grow()
+	s := t.find(h)
+	if s.id != 0 {
+		return s.id - 1, false
 	}
 	g.mu.Lock()
-	id = uint32(len(g.parent))
-	g.parent = append(g.parent, edgeTo{from, move})
+	id = uint32(g.parent.n)
+	g.parent.add(edgeTo{from, move})
 	g.mu.Unlock()
-	s.ids[h] = id
+	*s = numbered{h, id + 1}
+	t.used++
 	return id, true
 }
 
 // path is the moves by which a state was first reached.
 func (g *graph) path(id uint32) []uint32 {
 	var moves []uint32
-	for g.parent[id].from != none {
-		moves = append(moves, g.parent[id].move)
-		id = g.parent[id].from
+	for p := g.parent.at(int(id)); p.from != none; p = g.parent.at(int(p.from)) {
+		moves = append(moves, p.move)
 	}
 	for i, j := 0, len(moves)-1; i < j; i, j = i+1, j-1 {
 		moves[i], moves[j] = moves[j], moves[i]
@@ -64,34 +105,18 @@ func (g *graph) path(id uint32) []uint32 {
 }
 
 // stuck returns the first state, in the order of the search, from which no goal
-// can be reached.
+// can be reached. Steps are kept in the order of the search, and few lead back:
+// so going over them backwards a few times finds all from which one can.
 func (g *graph) stuck() (uint32, bool) {
-	n := len(g.parent)
-	start := make([]uint32, n+1) // the steps into each state, as one list
-	for _, e := range g.edges {
-		start[e.to+1]++
-	}
-	for i := range n {
-		start[i+1] += start[i]
-	}
-	into := make([]uint32, len(g.edges))
-	at := append([]uint32(nil), start[:n]...)
-	for _, e := range g.edges {
-		into[at[e.to]] = e.from
-		at[e.to]++
-	}
-	reaches := make([]bool, n)
-	queue := append([]uint32(nil), g.goals...)
-	for _, id := range queue {
+	reaches := make([]bool, g.len())
+	for _, id := range g.goals {
 		reaches[id] = true
 	}
-	for len(queue) > 0 {
-		id := queue[len(queue)-1]
-		queue = queue[:len(queue)-1]
-		for _, from := range into[start[id]:start[id+1]] {
-			if !reaches[from] {
-				reaches[from] = true
-				queue = append(queue, from)
+	for again := true; again; {
+		again = false
+		for i := g.edges.n - 1; i >= 0; i-- {
+			if e := g.edges.at(i); reaches[e.to] && !reaches[e.from] {
+				reaches[e.from], again = true, true
 			}
 		}
 	}
@@ -102,3 +127,21 @@ func (g *graph) stuck() (uint32, bool) {
 	}
 	return 0, false
 }
+
+// blocks is a list that grows without being copied.
+type blocks[T any] struct {
+	all []*[1 << blockBits]T
+	n   int
+}
+
+const blockBits = 16
+
+func (b *blocks[T]) add(v T) {
+	if b.n>>blockBits == len(b.all) {
+		b.all = append(b.all, new([1 << blockBits]T))
+	}
+	*b.at(b.n) = v
+	b.n++
+}
+
+func (b *blocks[T]) at(i int) *T { return &b.all[i>>blockBits][i&(1<<blockBits-1)] }

@@ -63,7 +63,7 @@ func search(m model, lim limits) *report {
 	}
 	rep := &report{complete: true}
 	start := m.start()
-	root, _ := g.add(g.hash(start), none, 0)
+	root, _ := g.add(hashOf(start), none, 0)
 	frontier := []task{{root, start}}
 	workers := lim.workers
 	if workers == 0 {
@@ -131,6 +131,10 @@ func (g *graph) level(m model, frontier []task, workers int) (next []task, found
 			steps := 0
 			for {
 				mu.Lock()
+				for _, e := range edges {
+					g.edges.add(e)
+				}
+				edges = edges[:0]
 				lo := at
 				at = min(at+chunk, len(frontier))
 				hi := at
@@ -150,7 +154,7 @@ func (g *graph) level(m model, frontier []task, workers int) (next []task, found
 							finds = append(finds, finding{t.id, []uint32{mv}, bad, false})
 							continue
 						}
-						id, fresh := g.add(g.hash(b), t.id, mv)
+						id, fresh := g.add(hashOf(b), t.id, mv)
 						steps++
 						if !m.faulty(mv) {
 							edges = append(edges, edge{t.id, id})
@@ -172,7 +176,6 @@ func (g *graph) level(m model, frontier []task, workers int) (next []task, found
 			defer mu.Unlock()
 			next = append(next, out...)
 			found = append(found, finds...)
-			g.edges = append(g.edges, edges...)
 			g.goals = append(g.goals, goals...)
 			g.steps += steps
 		}()
@@ -183,8 +186,7 @@ func (g *graph) level(m model, frontier []task, workers int) (next []task, found
 
 var seeds = [2]maphash.Seed{maphash.MakeSeed(), maphash.MakeSeed()}
 
-// hash is 128 bits of a state: that two of n states share them has a chance of
-// about n²/2^129.
-func (g *graph) hash(b []byte) [2]uint64 {
-	return [2]uint64{maphash.Bytes(seeds[0], b), maphash.Bytes(seeds[1], b)}
+func hashOf(b []byte) hash {
+	a := maphash.Bytes(seeds[0], b)
+	return hash{uint32(a >> 32), uint32(a), uint32(maphash.Bytes(seeds[1], b))}
 }
