@@ -12,12 +12,12 @@ import (
 // state whether it moves before the others or after them. And the states of rest
 // are those of the reduced search.
 func TestReduction(t *testing.T) {
-	plan := []bounds{{0, "uneven wide hasty three ranks ranksqueue order limits"}, {1, "one queue cold"}}
+	plan := []bounds{{budget: 0, systems: "uneven wide hasty trio three ranks ranksqueue order limits"}, {budget: 1, systems: "one queue cold"}}
 	switch *flagProof {
 	case "ci":
-		plan = append(plan, bounds{1, "pair/nixl"})
+		plan = append(plan, bounds{budget: 1, systems: "pair/nixl"})
 	case "full":
-		plan = append(plan, bounds{1, "pair uneven limits"})
+		plan = append(plan, bounds{budget: 1, systems: "pair uneven limits"})
 	}
 	for _, s := range plan {
 		for _, name := range names(s.systems) {

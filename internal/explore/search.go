@@ -30,6 +30,9 @@ type limits struct {
 	elapsed time.Duration // at most; 0: no limit
 	workers int           // 0: one for each processor
 	reduced bool          // orders of moves that cannot matter are left out: see reduce.go
+	// progress, unless nil, is told after each depth how many states there are,
+	// and how many of them are new.
+	progress func(depth, states, fresh int)
 }
 
 // report is what a search found.
@@ -87,6 +90,9 @@ func search(m model, lim limits) *report {
 		frontier = next
 		if len(frontier) > 0 {
 			rep.depth++
+			if lim.progress != nil {
+				lim.progress(rep.depth, g.len(), len(frontier))
+			}
 		}
 	}
 	rep.states, rep.steps, rep.goals = g.len(), g.steps, len(g.goals)

@@ -28,6 +28,9 @@ var systems = func() map[string]config {
 		// has, one gets staging with its grant.
 		add(config{name: "three/" + link, link: link, capacity: 4, staging: 2, maxStage: 1, ranks: 1,
 			engines: [][]prompt{{{total: 2, stage: 1}, {total: 2, end: 1}}, {{total: 3}}}, bypass: 4, eager: true, warm: true, faults: faultAll})
+		// Three prompts of two senders, one slot.
+		add(config{name: "trio/" + link, link: link, capacity: 1, staging: 2, maxStage: 1, ranks: 1, engines: [][]prompt{{{total: 1}, {total: 1}}, {{total: 1}}},
+			bypass: 1, eager: true, warm: true, faults: faultAll})
 		// Nothing is up yet, and the engine takes its time to submit.
 		add(config{name: "cold/" + link, link: link, capacity: 2, staging: 2, maxStage: 1, ranks: 1, engines: [][]prompt{{{total: 2}}},
 			bypass: 2, faults: faultAll})
