@@ -51,7 +51,7 @@ var searches = map[string][]bounds{
 	"full": {
 		{2, "queue limits lockstep", false},
 		{1, "trio three", false},
-		{2, "pair wide trio/nixl", true},
+		{2, "pair uneven wide trio/nixl", true},
 	},
 }
 
