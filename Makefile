@@ -113,6 +113,7 @@ hostile: ## set every attack of the tables on an agent and a proxy: what honest 
 	@$(GO) test -count=1 -timeout 15m -run '^TestHostile(Proxy)?$$' -v ./internal/e2e -hostile | sed -nE 's/^ *hostile(_proxy)?_test.go:[0-9]+: \|/|/p; /FAIL/p; /^ok/p'
 
 PROOF ?= ci
+proof: export GOMEMLIMIT ?= 15GiB
 proof: ## explore every interleaving of the cores in small systems, faults included (PROOF=full: more faults, an hour and 16 GB)
 	$(GO) test -count=1 -timeout 24h -run '^TestProof$$' -v ./internal/explore -proof $(PROOF)
 	$(GO) test -count=1 -timeout 24h -run 'TestPlants|TestException|TestReplay|TestReduction|TestTwins' ./internal/explore -proof $(PROOF)

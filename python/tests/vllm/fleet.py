@@ -43,6 +43,12 @@ def slot_bytes(dtype: str, chunk: int = CHUNK) -> int:
     return 2 * LAYERS * chunk * KV_HEADS * HEAD_SIZE * WIRE[dtype][1]
 
 
+def cpu_ticks(pid: int) -> int:
+    """What a process has used of the processors, in clock ticks of 10 ms."""
+    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
 class Process:
     """A process in a session of its own, with a log."""
 
@@ -70,7 +76,7 @@ class Process:
         used = 0
         for p in self.members():
             with contextlib.suppress(OSError):
-                used += sum(int(n) for n in pathlib.Path(f"/proc/{p}/stat").read_text().rpartition(")")[2].split()[11:13])
+                used += cpu_ticks(p)
         return used
 
     def tail(self, lines: int = 60) -> str:
@@ -403,12 +409,6 @@ class Fleet:
         plain = _answers.get(self.dtype)
         if plain and plain.exception(WAIT):
             del _answers[self.dtype]
-
-
-def cpu_ticks(pid: int) -> int:
-    """What a process has used of the processors, in clock ticks of 10 ms."""
-    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return int(fields[11]) + int(fields[12])
 
 
 if __name__ == "__main__":
